@@ -1,0 +1,1 @@
+"""One run's folder: provenance, records, findings, summary."""
