@@ -60,6 +60,14 @@ def read(path: Path) -> list[dict[str, Any]]:
     return values
 
 
+def count_lines(path: Path) -> int:
+    """How many lines a file has, whole or torn before a later append; 0 when it is missing."""
+    try:
+        return path.read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file in one step: a reader sees the old one or the new one, whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

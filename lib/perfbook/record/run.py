@@ -132,10 +132,10 @@ class Run:
             Tells several records of a kind apart; a later record of the same key replaces the earlier in
             :meth:`records` (both stay in the file).
         """
-        line = len(self.history()) + 1
-        record_id = f"r{line:05d}"
+        path = self.path / "records.jsonl"
+        record_id = f"r{jsonl.count_lines(path) + 1:05d}"
         jsonl.append(
-            self.path / "records.jsonl",
+            path,
             {
                 "schema": SCHEMA,
                 "id": record_id,

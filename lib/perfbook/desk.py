@@ -1,0 +1,193 @@
+"""The analyst's desk: what a notebook opens first and then works with.
+
+A notebook passes the sections it declares; the desk finds the run they belong to (or starts one), the server that
+serves it, and appends what is measured. Interactive and unattended notebooks are the same: only where the parameters
+come from differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from perfbook import paths
+from perfbook.errors import BadInput, OutOfOrder
+from perfbook.params import Variant, load_variant, make_variant
+from perfbook.progress import Progress
+from perfbook.record import findings, summary, tables
+from perfbook.record.lock import host_lock
+from perfbook.record.provenance import collect
+from perfbook.record.run import Run
+from perfbook.report import results
+from perfbook.server import process
+from perfbook.server.process import ServerHandle
+from perfbook.stream.client import Endpoint
+from perfbook.stream.load import Cell
+
+
+@dataclass
+class Desk:
+    """One notebook's view of one run.
+
+    Attributes
+    ----------
+    notebook : str
+        Name of the notebook, such as ``04_sweep``.
+    variant : Variant
+        The parameters in force.
+    run : Run
+        Where everything is recorded.
+    """
+
+    notebook: str
+    variant: Variant
+    run: Run
+
+    def server(self) -> ServerHandle:
+        """The server of this run: attached, found running, or started (and then recorded).
+
+        Raises
+        ------
+        ServerFailed
+            It cannot be reached, or died while loading; the message has the log's first error.
+        """
+        if self.variant.server.base_url is not None:
+            return process.attach(self.variant)
+        found = process.find(self.run)
+        if found is not None:
+            return found
+        with Progress("server") as progress:
+            return process.start(self.variant, self.run, progress=progress)
+
+    def endpoint(self) -> Endpoint:
+        """Where the requests go."""
+        handle = self.server()
+        return Endpoint(
+            base_url=handle.base_url,
+            model=handle.model,
+            api_key=api_key(self.variant),
+            kind=self.variant.workload.endpoint,
+        )
+
+    def record(self, kind: str, values: Mapping[str, Any], *, key: str = "") -> str:
+        """Append a record (marked when the server's answers were found wrong or are unchecked); returns its id."""
+        return self.run.append(self.notebook, kind, {"answers": summary.answers(self.run), **values}, key=key)
+
+    def record_cell(self, kind: str, cell: Cell, values: Mapping[str, Any], *, key: str) -> str:
+        """Append a measured cell: its rows to the tables, its summary to the records; returns the record's id."""
+        tables.append_cell(self.run.path / "requests.parquet", cell.requests)
+        tables.append_cell(self.run.path / "events.parquet", cell.events)
+        return self.record(kind, {**values, **cell.summary}, key=key)
+
+    def find(self, rule: str, **values: Any) -> None:
+        """Record a finding by its rule (``record/findings.toml``); ``values`` fill its sentences."""
+        findings.record(self.run, findings.make(rule, self.notebook, **values))
+
+    def need(self, kind: str, notebook: str) -> dict[str, Any]:
+        """The latest record of a kind; without one, the error names the notebook to run first."""
+        return self.run.need(kind, notebook)
+
+    def measuring(self) -> Any:
+        """Context manager that keeps other perfbook measurements on this host away."""
+        return host_lock(f"{self.run.name} {self.notebook}")
+
+    def close(self) -> None:
+        """The notebook's last cell: rewrite ``summary.json`` and ``results.md``."""
+        summary.write(self.run)
+        results.write(self.run)
+
+    def _repr_html_(self) -> str:
+        header = self.run.header
+        provenance = header.get("provenance", {})
+        parts = [
+            f"variant <b>{escape(self.variant.variant)}</b>",
+            f"run <code>{escape(self.run.path.name)}</code>",
+            escape(str(provenance.get("hardware", "hardware unknown"))),
+            f"answers {summary.answers(self.run)}",
+        ]
+        if self.run.rehearsed:
+            parts.insert(0, "<b>REHEARSAL: no number here was measured on this hardware</b>")
+        return '<p class="pb-provenance">' + " · ".join(parts) + "</p>"
+
+    def __repr__(self) -> str:
+        return f"{self.notebook} · {self.run.name} · answers {summary.answers(self.run)}"
+
+
+def open_desk(notebook: str, variant: str, run: str | None = None, **sections: Any) -> Desk:
+    """Open the desk for a notebook.
+
+    Parameters
+    ----------
+    notebook : str
+        The notebook's own name.
+    variant : str
+        Name of the variant; ``params/<variant>.yaml`` gives every section that is not passed here.
+    run : str, optional
+        Folder of an existing run. None: the latest run of the variant; ``01_deploy`` starts a new one unless the
+        latest one's server is still up; other notebooks start one where there is none.
+    **sections
+        Top-level keys of a parameter file (``server={…}``, ``sweep={…}``); None means "as the file says".
+
+    Raises
+    ------
+    BadInput
+        An unknown variant, key or value, or a run of another variant.
+    """
+    given = {key: value for key, value in sections.items() if value is not None}
+    opened = Run.open(run) if run else Run.latest(variant)
+    checked = _merge(variant, given, opened if run else None)
+    if opened is not None and opened.path.parent.name != checked.variant:
+        raise BadInput(f"run {opened.name} belongs to another variant than {checked.variant!r}")
+    fresh = opened is None or (not run and _starts_anew(notebook, opened))
+    if opened is None or fresh:
+        opened = Run.start(checked)
+        opened.write_header({"provenance": collect(checked)})
+    else:
+        opened.write_header({}, checked)
+    opened.begin(notebook)
+    return Desk(notebook, checked, opened)
+
+
+def read_desk(notebook: str, variant: str, run: str | None = None) -> Desk:
+    """Open the desk of a notebook that only computes from records; there must be some."""
+    opened = Run.open(run) if run else Run.latest(variant)
+    if opened is None:
+        raise OutOfOrder(f"nothing is recorded for {variant!r} yet: run 01_deploy and what follows it first")
+    opened.begin(notebook)
+    return Desk(notebook, opened.variant, opened)
+
+
+def api_key(variant: Variant) -> str | None:
+    """The API key, from the environment variable that the parameters name."""
+    import os
+
+    name = variant.server.api_key_env
+    if name is None:
+        return None
+    key = os.environ.get(name)
+    if not key:
+        raise BadInput(f"server.api_key_env names {name}, which is not set: export it before you start")
+    return key
+
+
+def _starts_anew(notebook: str, latest: Run) -> bool:
+    return notebook.startswith("01") and process.find(latest) is None
+
+
+def _merge(variant: str, given: dict[str, Any], run: Run | None) -> Variant:
+    """Sections given here, over those of the named run, else over the variant's file."""
+    if run is not None:
+        base = run.header["parameters"]
+    else:
+        path = paths.params() / f"{Path(variant).name}.yaml"
+        if path.is_file():
+            base = load_variant(path).sections()
+        elif "server" in given:
+            base = {}
+        else:
+            known = ", ".join(sorted(found.stem for found in paths.params().glob("*.yaml")))
+            raise BadInput(f"no parameter file {path.name} in params/, and no server section given; known: {known}")
+    return make_variant({**base, "variant": variant, **given}, f"parameters of {variant}")
