@@ -138,11 +138,12 @@ def open_desk(notebook: str, variant: str, run: str | None = None, **sections: A
     """
     given = {key: value for key, value in sections.items() if value is not None}
     opened = Run.open(run) if run else Run.latest(variant)
-    checked = _merge(variant, given, opened if run else None)
-    if opened is not None and opened.path.parent.name != checked.variant:
-        raise BadInput(f"run {opened.name} belongs to another variant than {checked.variant!r}")
-    fresh = opened is None or (not run and _starts_anew(notebook, opened))
-    if opened is None or fresh:
+    if opened is not None and not run and notebook.startswith("01") and process.find(opened) is None:
+        opened = None  # the deploy notebook begins a run, unless there is a server to go on with
+    if opened is not None and opened.path.parent.name != variant:
+        raise BadInput(f"run {opened.name} belongs to another variant than {variant!r}")
+    checked = _merge(variant, given, opened, named=run is not None)
+    if opened is None:
         opened = Run.start(checked)
         opened.write_header({"provenance": collect(checked)})
     else:
@@ -173,18 +174,21 @@ def api_key(variant: Variant) -> str | None:
     return key
 
 
-def _starts_anew(notebook: str, latest: Run) -> bool:
-    return notebook.startswith("01") and process.find(latest) is None
+def _merge(variant: str, given: dict[str, Any], run: Run | None, *, named: bool) -> Variant:
+    """Sections given here, over the run's.
 
-
-def _merge(variant: str, given: dict[str, Any], run: Run | None) -> Variant:
-    """Sections given here, over those of the named run, else over the variant's file."""
-    if run is not None:
-        base = run.header["parameters"]
+    In a run that was not named, sections other than ``server`` come from the variant's file again, so that an analyst
+    can edit it between notebooks; the server stays the one that runs.
+    """
+    recorded = run.header["parameters"] if run is not None else {}
+    if named:
+        base = recorded
     else:
         path = paths.params() / f"{Path(variant).name}.yaml"
         if path.is_file():
-            base = load_variant(path).sections()
+            base = load_variant(path).sections() | {key: recorded[key] for key in ("server",) if key in recorded}
+        elif recorded:
+            base = recorded
         elif "server" in given:
             base = {}
         else:
