@@ -1,8 +1,8 @@
-"""The model that comes with the default variant: carried by a Python package, converted once, kept in a cache.
+"""The model that comes with the default variant: carried by a package, converted once, kept in a cache.
 
-A parameter file names it as ``server.model: embedded:smollm2-135m-instruct``. The package holds a 4-bit GGUF file,
-which vLLM does not serve; transformers reads it, turns every tensor into bfloat16 and writes an ordinary checkpoint
-(269 MB, about 20 s). From then on it is a local folder like any other, with nothing asked of a model hub.
+A parameter file names it as ``server.model: embedded:smollm2-135m-instruct``. The package holds a 4-bit GGUF
+file, which vLLM does not serve; transformers reads it, turns every tensor into bfloat16 and writes an ordinary
+checkpoint (269 MB, about 20 s). From then on it is a local folder like any other, with nothing asked of a hub.
 
 The values are those of the 4-bit file: good for questions about a server, not for judging the model itself.
 """
@@ -22,7 +22,6 @@ from pathlib import Path
 
 from perfbook import paths
 from perfbook.errors import BadInput, PerfbookError
-from perfbook.yamlfile import nearest
 
 PREFIX = "embedded:"
 CHECKPOINT_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
@@ -46,7 +45,10 @@ EMBEDDED = {
 
 
 def cache_folder() -> Path:
-    """Folder of converted models: ``PERFBOOK_CACHE``, else ``.cache/models`` of the checkout, else the user's cache."""
+    """Folder of converted models.
+
+    ``PERFBOOK_CACHE`` when set, else ``.cache/models`` of the checkout, else the user's own cache.
+    """
     named = os.environ.get("PERFBOOK_CACHE")
     if named:
         return Path(named).absolute()
@@ -70,9 +72,9 @@ def resolve_model(model: str, progress: Callable[[str], None] = lambda line: Non
     Returns
     -------
     str
-        For an embedded model the absolute path of its checkpoint folder, converted now if it was not there. Two
-        processes that ask at once convert once; a conversion that was killed leaves nothing that is mistaken for
-        a checkpoint.
+        For an embedded model its checkpoint folder (absolute), converted now if it was not there. Two
+        processes that ask at once convert once; a conversion that was killed leaves nothing that looks like a
+        checkpoint.
 
     Raises
     ------
@@ -85,11 +87,8 @@ def resolve_model(model: str, progress: Callable[[str], None] = lambda line: Non
         return model
     name = model.removeprefix(PREFIX)
     if name not in EMBEDDED:
-        guess = nearest(name, EMBEDDED)
-        hint = (
-            f"did you mean {PREFIX}{guess}?" if guess else f"known: {', '.join(PREFIX + k for k in EMBEDDED)}"
-        )
-        raise BadInput(f"server.model: nothing embedded is called {name!r}; {hint}")
+        known = ", ".join(PREFIX + known for known in EMBEDDED)
+        raise BadInput(f"server.model: nothing embedded is called {name!r}; there is {known}")
     folder = cache_folder() / name
     if not _complete(folder):
         try:
@@ -114,8 +113,8 @@ def _fill(folder: Path, source: Embedded, progress: Callable[[str], None]) -> No
         free = shutil.disk_usage(folder.parent).free
         if free < NEEDED_BYTES:
             raise PerfbookError(
-                f"{folder.parent}: {free / 1e6:.0f} MB free, the converted model needs {NEEDED_BYTES / 1e6:.0f}; "
-                "free some or set PERFBOOK_CACHE to another disk"
+                f"{folder.parent}: {free / 1e6:.0f} MB free, converting the model needs "
+                f"{NEEDED_BYTES / 1e6:.0f} MB; free some or set PERFBOOK_CACHE to another disk"
             )
         progress(f"converting {gguf.name} to a checkpoint (once, about 20 s)")
         partial = folder.with_name(f".{folder.name}.partial")
@@ -135,7 +134,7 @@ def _find(source: Embedded) -> Path:
         if gguf.is_file():
             return gguf
     raise BadInput(
-        f"server.model: {source.gguf} comes with the package {source.distribution}, which is not installed here; "
+        f"server.model: {source.gguf} comes with the package {source.distribution}, which is not installed; "
         "run `make setup`"
     )
 
@@ -154,7 +153,7 @@ def _alone(lock: Path, progress: Callable[[str], None]) -> Iterator[None]:
 
 def _run_conversion(gguf: Path, target: Path) -> None:
     # A process of its own: torch and transformers would stay in the caller, a notebook kernel, for good.
-    command = [sys.executable, "-m", __spec__.name, "--convert", str(gguf), str(target)]
+    command = [sys.executable, "-P", "-m", __spec__.name, "--convert", str(gguf), str(target)]
     done = subprocess.run(
         command,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
