@@ -1,0 +1,164 @@
+"""Tables as notebooks show them and the report keeps them: captions, units in the headers, numbers that line up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from perfbook import units
+
+_LEFT = ' style="text-align:left"'  # JupyterLab aligns every cell to the right
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column.
+
+    Attributes
+    ----------
+    name : str
+        What the numbers are.
+    unit : str
+        Suffix as in ``perfbook.units`` (``ms``, ``tok_s``), printed in the header once; empty for none.
+    digits : int
+        Significant digits of the column's smallest value; the other values get as many decimals.
+    sign : bool
+        Whether to write a plus: for changes.
+    """
+
+    name: str
+    unit: str = ""
+    digits: int = 3
+    sign: bool = False
+
+    @property
+    def header(self) -> str:
+        """Name with its unit."""
+        return f"{self.name} ({units.label(self.unit)})" if self.unit else self.name
+
+
+@dataclass(frozen=True, repr=False)
+class Table:
+    """Rows under named columns; what a notebook's cell ends with.
+
+    Parameters
+    ----------
+    columns : sequence of str or Column
+        Headers. The first column names its row.
+    rows : sequence of sequences
+        Cell values: numbers, text, bool (``yes``, ``no``) or None (``unknown``). Text is escaped, whoever wrote it.
+    caption : str
+        What the table shows, in a phrase.
+
+    Raises
+    ------
+    ValueError
+        A row is not as long as the header.
+    """
+
+    columns: Sequence[str | Column]
+    rows: Sequence[Sequence[Any]]
+    caption: str = ""
+
+    def __post_init__(self) -> None:
+        plain = [[value.item() if hasattr(value, "item") else value for value in row] for row in self.rows]
+        object.__setattr__(self, "rows", plain)  # numpy's scalars as Python's
+        for index, row in enumerate(self.rows):
+            if len(row) != len(self.columns):
+                raise ValueError(f"row {index} has {len(row)} values under {len(self.columns)} columns")
+
+    def headers(self) -> list[str]:
+        """Column headers, units included."""
+        return [column.header for column in self._columns()]
+
+    def texts(self) -> list[list[str]]:
+        """Cell values as they are printed."""
+        printed = [
+            _column_texts(column, [row[i] for row in self.rows]) for i, column in enumerate(self._columns())
+        ]
+        return [list(row) for row in zip(*printed, strict=True)] if self.rows else []
+
+    def _columns(self) -> list[Column]:
+        return [column if isinstance(column, Column) else Column(column) for column in self.columns]
+
+    def _numeric(self) -> list[bool]:
+        """Which columns hold numbers (and nothing else that is known)."""
+        known = [[row[i] for row in self.rows if row[i] is not None] for i in range(len(self.columns))]
+        return [bool(values) and all(_is_number(value) for value in values) for values in known]
+
+    def _repr_html_(self) -> str:
+        numeric = self._numeric()
+        kinds = [' class="num"' if is_number else f' class="text"{_LEFT}' for is_number in numeric]
+        parts = ['<table class="pb-table">']
+        if self.caption:
+            parts.append(f"<caption>{escape(self.caption)}</caption>")
+        heads = "".join(
+            f'<th scope="col"{kind}>{escape(head)}</th>'
+            for head, kind in zip(self.headers(), kinds, strict=True)
+        )
+        parts.append(f"<thead><tr>{heads}</tr></thead><tbody>")
+        for values, texts in zip(self.rows, self.texts(), strict=True):
+            cells = []
+            for index, (value, text) in enumerate(zip(values, texts, strict=True)):
+                raw = f' data-value="{value!r}"' if _is_number(value) and math.isfinite(value) else ""
+                tag, scope = ("th", ' scope="row"') if index == 0 else ("td", "")
+                cells.append(f"<{tag}{scope}{kinds[index]}{raw}>{escape(text)}</{tag}>")
+            parts.append(f"<tr>{''.join(cells)}</tr>")
+        parts.append("</tbody></table>")
+        return "".join(parts)
+
+    def __repr__(self) -> str:
+        headers, texts = self.headers(), self.texts()
+        widths = [max(len(line[i]) for line in [headers, *texts]) for i in range(len(headers))]
+        numeric = self._numeric()
+
+        def line(cells: Sequence[str]) -> str:
+            padded = [
+                cell.rjust(width) if is_number else cell.ljust(width)
+                for cell, width, is_number in zip(cells, widths, numeric, strict=True)
+            ]
+            return "  ".join(padded).rstrip()
+
+        rule = "  ".join("-" * width for width in widths)
+        return "\n".join([*([self.caption] if self.caption else []), line(headers), rule, *map(line, texts)])
+
+    def markdown(self) -> str:
+        """The table in Markdown, for ``results.md``; the caption is left to the text around it."""
+
+        def line(cells: Sequence[str]) -> str:
+            return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+        marks = "|" + "|".join(" ---: " if is_number else " --- " for is_number in self._numeric()) + "|"
+        return "\n".join([line(self.headers()), marks, *map(line, self.texts())])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _column_texts(column: Column, values: list[Any]) -> list[str]:
+    """One column's texts: its numbers with the same number of decimals, so that they can be compared by eye."""
+    fractions = [abs(v) for v in values if isinstance(v, float) and math.isfinite(v) and v != 0]
+    decimals = 0
+    if fractions:
+        # Enough for the smallest value, but no more than six digits of the largest one.
+        wanted = column.digits - 1 - math.floor(math.log10(min(fractions)))
+        room = max(column.digits, 6) - 1 - math.floor(math.log10(max(fractions)))
+        decimals = max(0, min(wanted, room))
+    return [_text(value, decimals, sign=column.sign) for value in values]
+
+
+def _text(value: Any, decimals: int, *, sign: bool) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return units.UNKNOWN
+    if isinstance(value, int):
+        return f"{value:{'+' if sign and value else ''}{',' if abs(value) > 9999 else ''}}".replace("-", "−")
+    if isinstance(value, float):
+        text = f"{value:{'+' if sign else ''}{',' if abs(value) >= 9999.5 else ''}.{decimals}f}"
+        return text.replace("-", "−")
+    return str(value)
