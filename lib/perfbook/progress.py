@@ -1,6 +1,6 @@
 """One live line while something takes long: in a terminal, in a running notebook, and not at all elsewhere.
 
-A saved notebook keeps one final line, without the widgets and carriage returns that other progress bars leave behind.
+A saved notebook keeps one final line, without the widgets and carriage returns that other bars leave behind.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Notebook:
 
         bundle = {"text/plain": text}
         if self._handle is None:
-            self._handle = DisplayHandle()
+            self._handle = DisplayHandle()  # type: ignore[no-untyped-call]
             self._handle.display(bundle, raw=True)
         else:
             self._handle.update(bundle, raw=True)
@@ -101,6 +101,7 @@ class Progress:
         return self
 
     def __call__(self, text: str) -> None:
+        """Same as :meth:`update`, for whoever takes a plain callable."""
         self.update(text)
 
     def update(self, text: str) -> None:

@@ -119,7 +119,7 @@ def rates_by_length(rows: Sequence[Mapping[str, Any]], *, rehearsed: bool = Fals
     ends_of_lines: list[tuple[float, str, str]] = []
     with style.canvas(height_in=3.4) as (figure, axes):
         axes.set_xticks(range(len(lengths)), lengths)
-        axes.set_xlim(-0.5, len(lengths) - 0.5)
+        axes.set_xlim(-0.5, max(len(lengths), 1) - 0.5)
         axes.set_xlabel("length of the answer (tokens)")
         axes.set_ylabel("rate of one stream (tok/s)")
         for (key, name, color, shift), marker in zip(series, style.MARKERS, strict=False):

@@ -48,8 +48,8 @@ def step_breakdown(phases: Sequence[Mapping[str, Any]], *, rehearsed: bool = Fal
     ----------
     phases : sequence of mappings
         Each with ``label`` (``decode, 1 stream``), ``categories`` (mappings with ``category`` and
-        ``ms_per_step``) and, where known, ``step_ms``: a number or a mapping with ``mean``. What the categories
-        leave of the step is idle.
+        ``ms_per_step``) and, where known, ``step_ms``: a number or a mapping with ``mean``. What the
+        categories leave of the step is idle.
     rehearsed : bool
         Stamp the figure as a rehearsal.
     """

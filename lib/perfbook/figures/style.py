@@ -1,14 +1,14 @@
 """The one style, and the object a notebook shows.
 
-Colours are Okabe and Ito's (2008, "Color Universal Design"), told apart with every common colour blindness; lines also
-differ in marker. Figures are drawn without pyplot: no global state, and nothing leaks when a cell is run again.
+Colours are Okabe and Ito's (2008, "Color Universal Design"), told apart with every common colour blindness;
+lines also differ in marker. Drawn without pyplot: no global state, and nothing leaks when a cell is run again.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
@@ -34,7 +34,7 @@ INK, MUTED, GRID = "#1f2933", "#5f6b7a", "#e3e7ec"
 MARKERS = ("o", "s", "^", "D", "v", "P")
 DPI = 160
 
-_RC: Mapping[str, Any] = {
+_RC: Any = {
     "font.family": ["DejaVu Sans"],
     "font.size": 10,
     "text.color": INK,
@@ -106,7 +106,7 @@ class Figure:
 @contextmanager
 def canvas(width_in: float = 7.2, height_in: float = 4.0, **subplots: Any) -> Iterator[tuple[Canvas, Any]]:
     """A canvas and its axes (one, or numpy's array of them) in the one style."""
-    with mpl.rc_context(dict(_RC)):
+    with mpl.rc_context(_RC):
         figure = Canvas(figsize=(width_in, height_in), layout="constrained")
         FigureCanvasAgg(figure)
         yield figure, figure.subplots(**subplots)
@@ -195,14 +195,13 @@ def plain_numbers(*, sparse: bool = False) -> FuncFormatter:
 
 def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], gap_pt: float = 11.0) -> None:
     """Name lines at their right ends (y, text, colour), moved apart where they would overlap."""
-    axes.figure.draw_without_rendering()
-    heights = [
-        (axes.transData.transform((1.0, y))[1] * 72 / axes.figure.dpi, text, color) for y, text, color in ends
-    ]
+    whole = axes.get_figure(root=True)
+    if whole is None or not ends:
+        return
+    whole.draw_without_rendering()  # the layout decides where a value comes to lie
     lowest = -float("inf")
-    for (y, text, color), (height_pt, _, _) in sorted(
-        zip(ends, heights, strict=True), key=lambda pair: pair[1][0]
-    ):
+    for y, text, color in sorted(ends):
+        height_pt = axes.transData.transform((1.0, y))[1] * 72 / whole.dpi
         placed = max(height_pt, lowest + gap_pt)
         lowest = placed
         axes.annotate(

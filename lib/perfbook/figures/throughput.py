@@ -31,8 +31,8 @@ def throughput_over_concurrency(
     Parameters
     ----------
     cells : sequence of mappings
-        Cells of the sweep; several of one concurrency are its repeats: each is a point, the line joins medians, and
-        the bar spans them. ``output_tok_s_interval`` ([low, high]), where a cell has it, is drawn as its bar.
+        Cells of the sweep; several of one concurrency are its repeats: each is a point, the line joins medians,
+        and the bar spans them. ``output_tok_s_interval`` ([low, high]), where a cell has it, is drawn as its bar.
     knee : int, optional
         Concurrency of the knee.
     best : float, optional
@@ -152,7 +152,7 @@ def throughput_latency(cells: Cells, *, rehearsed: bool = False) -> Figure:
     else:
         alt = "Per-user rate against total throughput: not measured."
     caption = (
-        "Each point is one concurrency (number beside it). Filled: no other concurrency gives more both to each user "
-        "and in total."
+        "Each point is one concurrency (number beside it). Filled: no other concurrency gives more both to each "
+        "user and in total."
     )
     return style.finish(figure, alt, caption, rehearsed=rehearsed)

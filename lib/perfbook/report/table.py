@@ -1,4 +1,4 @@
-"""Tables as notebooks show them and the report keeps them: captions, units in the headers, numbers that line up."""
+"""Tables as notebooks show them and the report keeps them: captions, units in the headers, aligned numbers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Table:
     columns : sequence of str or Column
         Headers. The first column names its row.
     rows : sequence of sequences
-        Cell values: numbers, text, bool (``yes``, ``no``) or None (``unknown``). Text is escaped, whoever wrote it.
+        Cell values: numbers, text, bool (``yes``, ``no``) or None (``unknown``). Text is escaped.
     caption : str
         What the table shows, in a phrase.
 
@@ -140,7 +140,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _column_texts(column: Column, values: list[Any]) -> list[str]:
-    """One column's texts: its numbers with the same number of decimals, so that they can be compared by eye."""
+    """One column's texts: its numbers with as many decimals each, so that they compare by eye."""
     fractions = [abs(v) for v in values if isinstance(v, float) and math.isfinite(v) and v != 0]
     decimals = 0
     if fractions:
