@@ -1,8 +1,8 @@
 """The model that comes with the default variant: carried by a package, converted once, kept in a cache.
 
 A parameter file names it as ``server.model: embedded:smollm2-135m-instruct``. The package holds a 4-bit GGUF
-file, which vLLM does not serve; transformers reads it, turns every tensor into bfloat16 and writes an ordinary
-checkpoint (269 MB, about 20 s). From then on it is a local folder like any other, with nothing asked of a hub.
+file, which vLLM does not serve; transformers reads it, turns every tensor into bfloat16 and writes an plain
+checkpoint (269 MB, 20 s). From then on it is a local folder like any other; no model hub is ever asked.
 
 The values are those of the 4-bit file: good for questions about a server, not for judging the model itself.
 """
