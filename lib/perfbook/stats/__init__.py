@@ -23,27 +23,44 @@ from perfbook.stats.knee import Knee, SloLimit, find_knee, find_slo_limit
 from perfbook.stats.limits import CellLoad, Limit, Limitation, what_limits
 from perfbook.stats.position import PositionFit, Totals, fit_position, fit_totals
 from perfbook.stats.result import Estimate, Result
+from perfbook.stats.shape import Modes, Outliers, find_modes, find_outliers
+from perfbook.stats.steady import Drift, WarmUp, find_drift, find_warm_up
+from perfbook.stats.verdict import MINIMUM_EFFECT_PCT, Label, Verdict, compare, compare_all, holm
 
 __all__ = [
+    "MINIMUM_EFFECT_PCT",
     "Attribution",
     "CellLoad",
+    "Drift",
     "Estimate",
     "Generation",
     "Knee",
+    "Label",
     "Limit",
     "Limitation",
+    "Modes",
+    "Outliers",
     "Part",
     "Percentile",
     "PositionFit",
     "Result",
     "SloLimit",
     "Totals",
+    "Verdict",
+    "WarmUp",
     "attribute_gap",
     "bootstrap",
+    "compare",
+    "compare_all",
+    "find_drift",
     "find_knee",
+    "find_modes",
+    "find_outliers",
     "find_slo_limit",
+    "find_warm_up",
     "fit_position",
     "fit_totals",
+    "holm",
     "mean_interval",
     "median_interval",
     "percentile",

@@ -61,7 +61,7 @@ class Estimate(Result):
         )
 
     def to_json(self) -> dict[str, object]:
-        """Return the numbers with the unit in the key (``value_ms``), ``n``, ``confidence`` and ``method``."""
+        """Return the numbers with the unit in the key (``value_ms``), ``n``, ``confidence``, ``method``."""
         suffix = f"_{self.unit}" if self.unit else ""
         numbers = {f"{name}{suffix}": plain(getattr(self, name)) for name in ("value", "low", "high")}
         return {**numbers, "n": self.n, "confidence": self.confidence, "method": self.method}
