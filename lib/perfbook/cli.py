@@ -47,7 +47,7 @@ def run(
     ] = False,
 ) -> int:
     """Run the notebooks for each variant and write the report."""
-    from perfbook.batch import Options, run_campaign
+    from perfbook.batch.campaign import Options, run_campaign
 
     options = Options(only.split(","), overrides or (), resume, keep_server, force, allow_commands)
     return run_campaign(params, options)

@@ -7,6 +7,7 @@ come from differs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
@@ -15,6 +16,7 @@ from typing import Any
 
 from perfbook import paths
 from perfbook.errors import BadInput, OutOfOrder
+from perfbook.figures import Figure
 from perfbook.params import Variant, load_variant, make_variant
 from perfbook.progress import Progress
 from perfbook.record import findings, summary, tables
@@ -26,6 +28,19 @@ from perfbook.server import process
 from perfbook.server.process import ServerHandle
 from perfbook.stream.client import Endpoint
 from perfbook.stream.load import Cell
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One sentence that a notebook ends with."""
+
+    sentence: str
+
+    def _repr_html_(self) -> str:
+        return f'<p class="pb-verdict">{escape(self.sentence)}</p>'
+
+    def __repr__(self) -> str:
+        return self.sentence
 
 
 @dataclass
@@ -90,14 +105,21 @@ class Desk:
         """The latest record of a kind; without one, the error names the notebook to run first."""
         return self.run.need(kind, notebook)
 
+    def figure(self, name: str, figure: Figure) -> Figure:
+        """Keep a figure under ``figures/`` too, and return it for the notebook to show."""
+        figure.save(self.run.path / "figures" / f"{name}.png")
+        return figure
+
     def measuring(self) -> Any:
         """Context manager that keeps other perfbook measurements on this host away."""
         return host_lock(f"{self.run.name} {self.notebook}")
 
-    def close(self) -> None:
-        """The notebook's last cell: rewrite ``summary.json`` and ``results.md``."""
+    def conclude(self, sentence: str) -> Verdict:
+        """The notebook's last word, computed from its data: recorded, shown, ``summary.json`` and ``results.md`` rewritten."""
+        self.record("verdict", {"sentence": sentence})
         summary.write(self.run)
         results.write(self.run)
+        return Verdict(sentence)
 
     def _repr_html_(self) -> str:
         header = self.run.header
@@ -152,19 +174,15 @@ def open_desk(notebook: str, variant: str, run: str | None = None, **sections: A
     return Desk(notebook, checked, opened)
 
 
-def read_desk(notebook: str, variant: str, run: str | None = None) -> Desk:
+def read_desk(notebook: str, variant: str, run: str | None = None, **sections: Any) -> Desk:
     """Open the desk of a notebook that only computes from records; there must be some."""
-    opened = Run.open(run) if run else Run.latest(variant)
-    if opened is None:
+    if not run and Run.latest(variant) is None:
         raise OutOfOrder(f"nothing is recorded for {variant!r} yet: run 01_deploy and what follows it first")
-    opened.begin(notebook)
-    return Desk(notebook, opened.variant, opened)
+    return open_desk(notebook, variant, run, **sections)
 
 
 def api_key(variant: Variant) -> str | None:
     """The API key, from the environment variable that the parameters name."""
-    import os
-
     name = variant.server.api_key_env
     if name is None:
         return None

@@ -5,13 +5,19 @@ A saved notebook keeps one final line, without the widgets and carriage returns 
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
 from perfbook import units
+
+FILE_VARIABLE = "PERFBOOK_PROGRESS_FILE"
+"""Environment variable: a file that always holds the current line."""
 
 
 class _Line(Protocol):
@@ -62,14 +68,20 @@ class _Notebook:
         self.show(text)
 
 
-class _Nowhere:
-    every_s = float("inf")
+class _File:
+    """For who watches from outside: an unattended run shows what its notebook is doing."""
+
+    every_s = 0.5
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
     def show(self, text: str) -> None:
-        pass
+        with suppress(OSError):  # a full disk must not end a measurement for the sake of its progress line
+            self._path.write_text(text, encoding="utf-8")
 
     def end(self, text: str) -> None:
-        pass
+        self.show("")
 
 
 class Progress:
@@ -91,13 +103,14 @@ class Progress:
     def __init__(self, what: str, *, stream: TextIO | None = None) -> None:
         self._what = what
         self._text = ""
-        self._line: _Line = _choose(stream if stream is not None else sys.stderr)
+        self._lines = _choose(stream if stream is not None else sys.stderr)
         self._started = time.monotonic()
         self._shown = -float("inf")
 
     def __enter__(self) -> Self:
         self._started = time.monotonic()
-        self._line.show(self._what)
+        for line in self._lines:
+            line.show(self._what)
         return self
 
     def __call__(self, text: str) -> None:
@@ -108,22 +121,29 @@ class Progress:
         """Say what happens now; more often than a reader can follow, it is only kept."""
         self._text = " ".join(text.split())
         now = time.monotonic()
-        if now - self._shown >= self._line.every_s:
+        if self._lines and now - self._shown >= max(line.every_s for line in self._lines):
             self._shown = now
-            self._line.show(f"{self._what} · {units.duration(round(now - self._started, 1))} · {self._text}")
+            for line in self._lines:
+                line.show(f"{self._what} · {units.duration(round(now - self._started, 1))} · {self._text}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         took = units.duration(time.monotonic() - self._started)
         last = f" · {self._text}" if self._text else ""
-        self._line.end(f"{self._what}: {'done in' if kind is None else 'stopped after'} {took}{last}")
+        for line in self._lines:
+            line.end(f"{self._what}: {'done in' if kind is None else 'stopped after'} {took}{last}")
 
 
-def _choose(stream: TextIO) -> _Line:
-    """The notebook when a kernel runs us, else the terminal when there is one."""
+def _choose(stream: TextIO) -> list[_Line]:
+    """The notebook when a kernel runs us, else the terminal when there is one; a file where somebody asked for it."""
+    lines: list[_Line] = []
     ipython = sys.modules.get("IPython")  # not imported: then we are in no notebook, and need not wait for it
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is not None and getattr(shell, "kernel", None) is not None:
-        return _Notebook()
-    return _Terminal(stream) if stream.isatty() else _Nowhere()
+        lines.append(_Notebook())
+    elif stream.isatty():
+        lines.append(_Terminal(stream))
+    if followed := os.environ.get(FILE_VARIABLE):
+        lines.append(_File(Path(followed)))
+    return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -68,8 +69,8 @@ class Terminal:
         """While a notebook runs: elapsed time and what it says it is doing; findings as they come."""
         stop = threading.Event()
         began = time.monotonic()
-        live_line = run.path / LIVE_LINE
-        live_line.unlink(missing_ok=True)
+        live_line = run.path / ".progress"
+        os.environ[FILE_VARIABLE] = str(live_line)
         with self.err.status(notebook) as status:
 
             def follow() -> None:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from perfbook.desk import Desk
+from perfbook.desk import Desk, Verdict
 from perfbook.params import Question
+from perfbook.report.table import Table
 from perfbook.server.endpoints import Endpoints
 from perfbook.stream.ask import Answer, ask
 from perfbook.stream.workload import RequestShape
@@ -162,7 +163,39 @@ def _counter(endpoints: Endpoints, model: str) -> Callable[[str], int | None]:
     return count
 
 
-def conclude(desk: Desk, checked: Sequence[Checked], agreed: Consistency) -> str:
+def question_table(checked: Sequence[Checked]) -> Table:
+    """Question, answer and verdict of every known answer."""
+    rows = [
+        (c.question, " or ".join(c.expected), c.answer[:200], c.status, c.finish_reason, c.output_tokens)
+        for c in checked
+    ]
+    return Table(
+        ["question", "expected", "answer", "verdict", "finish reason", "output tokens"], rows, caption="Known answers"
+    )
+
+
+def consistency_table(agreed: Consistency) -> Table:
+    """What agrees between ways of asking, and where texts part."""
+
+    def at(position: int | None) -> str:
+        return "equal" if position is None else f"part at character {position}"
+
+    counts = {True: "agree", False: "differ", None: "unknown (no /tokenize)"}[agreed.counts_agree]
+    return Table(
+        ["check", "result"],
+        [
+            ("greedy text, repeated", at(agreed.repeat_parts_at)),
+            ("streamed text against plain", at(agreed.stream_parts_at)),
+            ("billed tokens against counted", f"{counts}: {agreed.usage_tokens} and {agreed.counted_tokens}"),
+            ("too small max_tokens", "recognised (length)" if agreed.truncation_recognised else "NOT recognised"),
+            ("reasoning on a channel of its own", "yes" if agreed.reasoning_channel else "none seen"),
+            ("reasoning inside the answer", "YES" if agreed.reasoning_in_answer else "no"),
+        ],
+        caption="Consistency between ways of asking",
+    )
+
+
+def conclude(desk: Desk, checked: Sequence[Checked], agreed: Consistency) -> Verdict:
     """Record the verdict and the findings; returns the sentence that the notebook ends with."""
     right = sum(item.status == "right" for item in checked)
     cut = sum(item.status == "cut off" for item in checked)
@@ -199,7 +232,7 @@ def conclude(desk: Desk, checked: Sequence[Checked], agreed: Consistency) -> str
     verdict = "Working" if ok else "NOT working"
     notes = [f"{right} of {len(checked)} known answers right"]
     notes += [f"{wrong} wrong"] * bool(wrong) + [f"{cut} cut off"] * bool(cut) + [f"{failed} failed"] * bool(failed)
-    return f"{verdict}: {', '.join(notes)}; {_agreement(agreed)}."
+    return desk.conclude(f"{verdict}: {', '.join(notes)}; {_agreement(agreed)}.")
 
 
 def _agreement(agreed: Consistency) -> str:
