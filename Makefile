@@ -1,0 +1,52 @@
+# Every target sets up what it needs first and skips what is there. ENGINE=cpu|cuda, VARIANT=name of a file in params/.
+
+ENGINE ?= $(if $(shell nvidia-smi -L 2>/dev/null),cuda,cpu)
+ENGINE := $(ENGINE)
+VARIANT ?= smollm2-135m-$(ENGINE)
+export PYTHON
+BIN := .venv/bin
+SETUP = python=$$(sh setup/python.sh) && "$$python" setup/bootstrap.py --engine "$(ENGINE)"
+LINT = $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+.DEFAULT_GOAL := help
+.PHONY: help report test check test-all bench lab rehearse setup setup-test lock clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1 \2/p' Makefile | awk '{printf "  %s %-10s", $$1, $$2; $$1 = $$2 = ""; print}'
+
+report: setup  ## measure the variant with every notebook, write one HTML report
+	@$(BIN)/perfbook run "params/$(VARIANT).yaml"
+
+test: setup-test  ## lint, types and all tests that take seconds to minutes
+	@$(LINT)
+	@$(BIN)/pytest -m "not long"
+
+check: setup-test  ## lint, types and unit tests: no server, no browser
+	@$(LINT)
+	@$(BIN)/pytest -m "not server and not browser and not long"
+
+test-all: setup-test  ## everything, the long tests too
+	@$(LINT)
+	@$(BIN)/pytest
+
+bench: setup-test  ## perfbook against its peers
+	@$(BIN)/python -m bench
+
+lab: setup  ## JupyterLab on the notebooks, for this machine only
+	@$(BIN)/jupyter lab --ip=127.0.0.1 notebooks
+
+rehearse: setup  ## the same notebooks against a stand-in server: make rehearse VARIANT=…
+	@$(BIN)/perfbook run "params/$(VARIANT).yaml" --rehearse
+
+setup:  ## only set up: .venv and the embedded model
+	@$(SETUP)
+
+setup-test:
+	@$(SETUP) --tests
+
+lock: setup  ## resolve the lock files again (minutes, gigabytes)
+	@$(BIN)/python setup/lock.py
+
+clean:  ## remove the environment and the caches; outputs/ stays
+	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis lib/*.egg-info
+	find lib tests bench setup -name __pycache__ -type d -prune -exec rm -rf {} +
