@@ -122,9 +122,9 @@ def find_warm_up(values: Iterable[float], *, material_pct: float = MATERIAL_PCT)
     """Look for a break in the level within the first third of the samples, in the order of measurement.
 
     The break is where the standardised Mann-Whitney statistic of "before" against "after" is largest (after
-    Pettitt 1979); its p is counted in simulated orders of as many samples. A single first sample cannot be
-    told by ranks, so it counts when it is an outlier. A break is reported only if the level moves by
-    `material_pct` or more.
+    Pettitt 1979); its p is counted in simulated orders of as many samples. Ranks cannot tell a single first
+    sample, so that one counts when it is an outlier and the farthest of all. A break is reported only if the
+    level moves by `material_pct` or more.
     """
     data = samples(values)
     n = data.size
@@ -134,7 +134,8 @@ def find_warm_up(values: Iterable[float], *, material_pct: float = MATERIAL_PCT)
     at = int(np.argmax(scores)) + 1
     p = exceedance(_break_null(min(n, LARGEST_SIMULATED)), float(scores[at - 1]))
     clear = p <= ALPHA
-    if not clear and find_outliers(data).first:
+    farthest = int(np.argmax(np.abs(data - np.median(data))))
+    if not clear and farthest == 0 and find_outliers(data).first:
         at, clear = 1, True
     before, after = float(np.median(data[:at])), float(np.median(data[at:]))
     if clear and 3 * at <= n and abs(before - after) >= material_pct / 100 * abs(after):
