@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from perfbook import paths
-from perfbook.errors import BadInput, OutOfOrder
+from perfbook.errors import BadInput, OutOfOrder, ServerFailed
 from perfbook.figures import Figure
 from perfbook.params import Variant, load_variant, make_variant
 from perfbook.progress import Progress
@@ -25,9 +25,11 @@ from perfbook.record.provenance import collect
 from perfbook.record.run import Run
 from perfbook.report import results
 from perfbook.server import process
+from perfbook.server.launch import local_model
 from perfbook.server.process import ServerHandle
 from perfbook.stream.client import Endpoint
 from perfbook.stream.load import Cell
+from perfbook.stream.workload import LocalTokenizer, Prompt, ServerTokenizer, Tokenizer, exact_prompts
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class Desk:
     notebook: str
     variant: Variant
     run: Run
+    _handle: ServerHandle | None = field(default=None, repr=False)
+    _tokenizer: Tokenizer | None = field(default=None, repr=False)
 
     def server(self) -> ServerHandle:
         """The server of this run: attached, found running, or started (and then recorded).
@@ -69,6 +73,11 @@ class Desk:
         ServerFailed
             It cannot be reached, or died while loading; the message has the log's first error.
         """
+        if self._handle is None or not self._handle.alive():
+            self._handle = self._find_or_start()
+        return self._handle
+
+    def _find_or_start(self) -> ServerHandle:
         if self.variant.server.base_url is not None:
             return process.attach(self.variant)
         found = process.find(self.run)
@@ -76,6 +85,18 @@ class Desk:
             return found
         with Progress("server") as progress:
             return process.start(self.variant, self.run, progress=progress)
+
+    def prompts(self, tokens: int, count: int, seed: int) -> list[Prompt]:
+        """Distinct prompts of a token length, by the served model's tokenizer: its folder, else ``/tokenize``."""
+        if self._tokenizer is None:
+            self._tokenizer = self._find_tokenizer()
+        return exact_prompts(self._tokenizer, tokens, count, seed)
+
+    def _find_tokenizer(self) -> Tokenizer | None:
+        model = self.variant.server.model and local_model(self.variant.server.model)
+        if isinstance(model, Path):
+            return LocalTokenizer(model)
+        return ServerTokenizer.find(self.endpoint())
 
     def endpoint(self) -> Endpoint:
         """Where the requests go."""
@@ -86,6 +107,13 @@ class Desk:
             api_key=api_key(self.variant),
             kind=self.variant.workload.endpoint,
         )
+
+    def counters(self) -> dict[str, float] | None:
+        """The server's counters (``/metrics``); None when it does not give them."""
+        try:
+            return self.server().endpoints.metrics()
+        except ServerFailed:
+            return None
 
     def record(self, kind: str, values: Mapping[str, Any], *, key: str = "") -> str:
         """Append a record (marked when the server's answers were found wrong or are unchecked); returns its id."""

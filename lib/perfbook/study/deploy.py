@@ -41,7 +41,7 @@ def read_log(desk: Desk, handle: ServerHandle) -> EngineFacts:
             severity=found.severity,
             title=found.title,
             next_step=found.advice,
-            evidence=found.evidence,
+            evidence=f"{found.meaning} (log line {', '.join(str(e.line) for e in found.evidence)})",
             records=[record],
         )
     return facts

@@ -33,7 +33,7 @@ NOTEBOOK = "03_single_stream"
 def measure(desk: Desk, progress: Callable[[str], None]) -> None:
     """Measure every length once per repeat, the lengths in shuffled order within each repeat; one record each."""
     plan, workload = desk.variant.single_stream, desk.variant.workload
-    endpoint, server = desk.endpoint(), desk.server()
+    endpoint = desk.endpoint()
     shuffle = random.Random(workload.seed)
     prompts = numbered(workload.prompt, plan.repeats * len(plan.output_tokens), workload.seed + 1)
     order = 0
@@ -51,7 +51,7 @@ def measure(desk: Desk, progress: Callable[[str], None]) -> None:
                 key = f"{tokens}/{repeat}"
                 cell = measure_cell(
                     endpoint, [prompts[order]], shape, concurrency=1, requests=1, warmup=0,
-                    metrics=server.endpoints.metrics, cell=f"{NOTEBOOK}/{key}",
+                    metrics=desk.counters, cell=f"{NOTEBOOK}/{key}",
                 )  # fmt: skip
                 values = {"order": order, "repeat": repeat, "output_tokens_asked": tokens}
                 desk.record_cell("single_stream_cell", cell, values, key=key)
@@ -85,8 +85,9 @@ class SingleStream:
         Decode time against position; None when nothing generated three tokens.
     attribution : Attribution or None
         Of the gap between the shortest and the longest length; None with one length.
-    drift : Drift or None
-        Whether decode time moved over the requests in the order measured.
+    drift, warm_up : Drift, WarmUp
+        Whether decode time, over its length's median, trends over the requests in the order measured; whether it is
+        steady from the first of them.
     first_tok_s, steady_tok_s : float or None
         Blended rate of the launch's first request, and of later ones of the same length.
     """
@@ -95,7 +96,8 @@ class SingleStream:
     ttft: Estimate
     fit: stats.PositionFit | None
     attribution: stats.Attribution | None
-    drift: stats.Drift | None
+    drift: stats.Drift
+    warm_up: stats.WarmUp
     first_tok_s: float | None
     steady_tok_s: float | None
     launch: str = "one launch: intervals say how requests vary within it, not how launches do"
@@ -148,14 +150,15 @@ def analyse(requests: pd.DataFrame, events: pd.DataFrame, first: dict[str, Any] 
         if group.ok.any()
     )
     fit = _fit(events, good, lengths[-1].tokens, seed)
-    tpots = good.tpot_ms.dropna().to_numpy()
+    relative = _relative(good)
     at_first = next((x for x in lengths if first and x.tokens == first["output_tokens_asked"]), None)
     return SingleStream(
         lengths=lengths,
         ttft=_median(good.ttft_ms, "ms"),
         fit=fit,
         attribution=_attribute(lengths, fit),
-        drift=stats.detect_drift(_relative(good)) if len(tpots) >= 6 else None,
+        drift=stats.find_drift(relative),
+        warm_up=stats.find_warm_up(relative),
         first_tok_s=first["blended_tok_s"] if first else None,
         steady_tok_s=at_first.blended.value if at_first else None,
     )
@@ -218,13 +221,13 @@ def rates_figure(desk: Desk, result: SingleStream) -> Figure:
 
 def steady_table(result: SingleStream) -> Table:
     """Warm-up and drift."""
-    drift = result.drift.sentence if result.drift else "too few requests to tell"
     return Table(
         ["what", "value"],
         [
             ("first request of the launch, blended", quantity(result.first_tok_s, "tok_s")),
             ("later requests of that length, blended median", quantity(result.steady_tok_s, "tok_s")),
-            ("drift over the repeats", drift),
+            ("steady from the first repeat", result.warm_up.sentence),
+            ("drift over the repeats", result.drift.sentence),
         ],
         caption="Warm-up told from steady state",
     )
@@ -283,7 +286,8 @@ def conclude(desk: Desk, result: SingleStream) -> Verdict:
                 "decode": decode.to_json(),
                 "tpot_slope": slope.to_json() if slope else None,
             },
-            "steady": result.drift.to_json() if result.drift else None,
+            "drift": result.drift.to_json(),
+            "warm_up": result.warm_up.to_json(),
             "requests": sum(x.requests for x in result.lengths),
             "failed": sum(x.failed for x in result.lengths),
         },
@@ -306,8 +310,9 @@ def conclude(desk: Desk, result: SingleStream) -> Verdict:
             evidence=f"TPOT over position: {slope}",
             records=[record],
         )
-    if result.drift is not None and result.drift.drifts:
-        desk.find("not_steady", drift=result.drift.sentence, evidence=result.drift.sentence, records=[record])
+    if result.drift.detected or result.warm_up.over is False:
+        unsteady = result.drift.sentence if result.drift.detected else result.warm_up.sentence
+        desk.find("not_steady", drift=unsteady.rstrip("."), evidence=f"{result.drift.n} requests", records=[record])
     return desk.conclude(
         f"One stream decodes at {decode} (TPOT {quantity(longest.tpot.value, 'ms')} over {longest.tokens} tokens), "
         f"after {quantity(result.ttft.value, 'ms')} to the first token; "
@@ -335,7 +340,8 @@ def _ends(estimate: Estimate) -> list[float] | None:
 def _relative(good: pd.DataFrame) -> list[float]:
     """TPOT over the median of its own length, in the order measured: lengths differ, drift should not."""
     known = good.dropna(subset=["tpot_ms"])
-    return list((known.tpot_ms / known.groupby("asked").tpot_ms.transform("median")).astype(float))
+    relative = known.tpot_ms / known.groupby("asked").tpot_ms.transform("median")
+    return [float(value) for value in relative] or [1.0]
 
 
 def _fit(events: pd.DataFrame, good: pd.DataFrame, tokens: int, seed: int) -> stats.PositionFit | None:

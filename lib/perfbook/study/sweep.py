@@ -20,25 +20,21 @@ from perfbook.figures import Figure
 from perfbook.figures.cells import per_user_tok_s, statistic, throughput_tok_s
 from perfbook.params import Slo
 from perfbook.report.table import Column, Table
-from perfbook.server.metrics import delta
 from perfbook.stream.load import measure as measure_cell
-from perfbook.stream.workload import Prompt, RequestShape
+from perfbook.stream.workload import RequestShape
 from perfbook.units import quantity
 
 NOTEBOOK = "04_sweep"
 CellRecord = Mapping[str, Any]
 
 
-def measure(desk: Desk, prompts: Callable[[int, int], Sequence[Prompt]], progress: Callable[[str], None]) -> None:
+def measure(desk: Desk, progress: Callable[[str], None]) -> None:
     """Measure every cell, block after block; one record per cell, and one that says what was skipped.
 
-    Parameters
-    ----------
-    prompts : callable
-        ``(count, seed) → prompts``, fresh ones for every cell.
+    Every cell gets prompts of its own, distinct from their first cache block on.
     """
     plan, workload = desk.variant.sweep, desk.variant.workload
-    endpoint, server = desk.endpoint(), desk.server()
+    endpoint = desk.endpoint()
     shape = RequestShape(
         output_tokens=plan.output_tokens,
         min_tokens=plan.output_tokens if workload.ignore_eos else 0,
@@ -60,28 +56,31 @@ def measure(desk: Desk, prompts: Callable[[int, int], Sequence[Prompt]], progres
                 progress(f"block {repeat + 1} of {plan.repeats}, {concurrency} streams")
                 count = concurrency * plan.requests_per_stream
                 key = f"{concurrency}/{repeat}"
-                before = server.endpoints.metrics()
                 cell = measure_cell(
-                    endpoint, prompts(count + 1, workload.seed + 1000 * order), shape,
+                    endpoint, desk.prompts(plan.prompt_tokens, count + 1, workload.seed + 1000 * order), shape,
                     concurrency=concurrency, requests=count, warmup=1,
-                    metrics=server.endpoints.metrics, cell=f"{NOTEBOOK}/{key}",
+                    metrics=desk.counters, cell=f"{NOTEBOOK}/{key}",
                 )  # fmt: skip
-                seen = server_side(before, server.endpoints.metrics(), cell.summary["duration_s"])
+                seen = server_side(cell.reconciliation, cell.summary["duration_s"])
                 goodput = within_slo(cell.requests.to_pylist(), plan.slo)
                 desk.record_cell(
                     "sweep_cell",
                     cell,
-                    {"order": order, "repeat": repeat, "server": seen, "goodput": goodput},
+                    {
+                        "order": order,
+                        "repeat": repeat,
+                        "server": seen,
+                        "goodput": goodput,
+                        "reconciliation": cell.reconciliation,
+                    },
                     key=key,
                 )
                 order += 1
     desk.record("sweep_skipped", {"cells": skipped, "time_budget_s": plan.time_budget_s})
 
 
-def server_side(
-    before: Mapping[str, float] | None, after: Mapping[str, float] | None, duration_s: float | None
-) -> dict[str, float | None]:
-    """The server's own view of a cell, from the growth of its counters (pure).
+def server_side(reconciliation: Sequence[Mapping[str, Any]], duration_s: float | None) -> dict[str, float | None]:
+    """The server's own view of a cell, from what its counters and histograms saw (pure).
 
     Requests running and waiting are time averages by Little's law: the seconds that all requests together spent in
     a state, over the length of the cell. That needs no polling, which would load the process that streams.
@@ -89,23 +88,20 @@ def server_side(
     Returns
     -------
     dict
-        ``running, waiting`` (requests), ``queue_ms`` (mean per request), ``preemptions``, ``prefix_hit_share``; None
-        where the server did not say.
+        ``running, waiting`` (requests), ``queue_ms`` (mean per request), ``preemptions``; None where the server did
+        not say.
     """
-    change: Mapping[str, float | None] = delta(before, after) if before and after else {}
+    said = {row["quantity"]: row["server"] for row in reconciliation}
+    queue_ms, e2e_ms, count = said.get("queue mean"), said.get("E2E mean"), said.get("requests finished")
 
-    def grown(name: str) -> float | None:
-        return change.get(name)
+    def on_average(spent_ms: float | None) -> float | None:
+        return spent_ms / 1e3 * count / duration_s if spent_ms is not None and count and duration_s else None
 
-    queue_s, count = grown("request_queue_time_seconds_sum"), grown("request_queue_time_seconds_count")
-    inside_s = grown("request_inference_time_seconds_sum")
-    hits, queries = grown("prefix_cache_hits_total"), grown("prefix_cache_queries_total")
     return {
-        "running": inside_s / duration_s if inside_s is not None and duration_s else None,
-        "waiting": queue_s / duration_s if queue_s is not None and duration_s else None,
-        "queue_ms": 1e3 * queue_s / count if queue_s is not None and count else None,
-        "preemptions": grown("num_preemptions_total"),
-        "prefix_hit_share": hits / queries if hits is not None and queries else None,
+        "running": on_average(e2e_ms - queue_ms) if e2e_ms is not None and queue_ms is not None else None,
+        "waiting": on_average(queue_ms),
+        "queue_ms": queue_ms,
+        "preemptions": said.get("preemptions"),
     }
 
 
@@ -264,6 +260,33 @@ def latency_figure(desk: Desk, sweep: Sweep) -> Figure:
 def pareto_figure(desk: Desk, sweep: Sweep) -> Figure:
     """What all users get together over what each one gets."""
     return desk.figure("throughput_latency", figures.throughput_latency(sweep.cells, rehearsed=desk.run.rehearsed))
+
+
+def reconciliation_table(sweep: Sweep) -> Table | str:
+    """Client against server: token sums over all cells, and the mean time to first token of each."""
+    rows = []
+    for cell in sweep.cells:
+        said = {row["quantity"]: row for row in cell["reconciliation"]}
+        if not said:
+            continue
+        ttft, tokens, queue = said.get("TTFT mean", {}), said.get("output tokens", {}), said.get("queue mean", {})
+        rows.append(
+            (
+                cell["concurrency"], cell["repeat"] + 1, tokens.get("client"), tokens.get("server"),
+                ttft.get("client"), ttft.get("server"), ttft.get("difference"), queue.get("server"),
+            )
+        )  # fmt: skip
+    if not rows:
+        return "The server gives no metrics: its side cannot be known."
+    return Table(
+        [
+            "streams", "repeat", Column("client counted", "tokens"), Column("server counted", "tokens"),
+            Column("TTFT, client", "ms"), Column("TTFT, server", "ms"), Column("difference", "ms", sign=True),
+            Column("of it queueing", "ms"),
+        ],
+        rows,
+        caption="Client against the server's own counters (means over each cell)",
+    )  # fmt: skip
 
 
 def conclude(desk: Desk, sweep: Sweep) -> Verdict:

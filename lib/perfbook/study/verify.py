@@ -55,7 +55,7 @@ def judge(question: Question, answer: Answer) -> Checked:
         answer=answer.error or said,
         status=status,
         finish_reason=answer.finish_reason,
-        output_tokens=answer.output_tokens,
+        output_tokens=answer.token_count,
     )
 
 
@@ -146,7 +146,7 @@ def compare(
     return Consistency(
         repeat_parts_at=first_difference(whole, again.reasoning + again.text),
         stream_parts_at=first_difference(whole, streamed.reasoning + streamed.text),
-        usage_tokens=plain.output_tokens,
+        usage_tokens=plain.token_count,
         counted_tokens=count(whole),
         truncation_recognised=short.finish_reason == "length",
         reasoning_channel=any(a.reasoning for a in answers),
@@ -157,7 +157,7 @@ def compare(
 
 def _counter(endpoints: Endpoints, model: str) -> Callable[[str], int | None]:
     def count(text: str) -> int | None:
-        tokens = endpoints.tokenize(text, model=model, add_special_tokens=False)
+        tokens = endpoints.tokenize(model, text, add_special_tokens=False)
         return None if tokens is None else len(tokens)
 
     return count
