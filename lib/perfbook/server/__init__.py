@@ -1,0 +1,1 @@
+"""Server control: what would fail, what the log says, start, watch, stop."""

@@ -1,0 +1,247 @@
+"""Stop a server as a whole tree, only ever our own, and remove what it leaves behind.
+
+vLLM's engine core does not watch the API server: killing only the latter leaves the processes that hold the
+devices. So everything that was ever seen of the tree is followed, asked to go, and what does not go is
+killed; each signal is sent through a descriptor of that very process, so that a later owner of the number is
+never hit.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from perfbook.errors import PerfbookError
+from perfbook.record import devices
+from perfbook.record.run import Run
+from perfbook.server import ports, state, tree
+from perfbook.server.endpoints import Endpoints
+from perfbook.server.state import ServerState
+from perfbook.server.tree import Process
+
+MARK_FILE = ".perfbook"
+PROFILING = ".profiling"
+_SHM = Path("/dev/shm")
+_KILLED_WITHIN_S = 10.0
+_PROFILE_S = 60.0
+_SHOWN = 3
+_FAMILIAR = ("psm_", "sem.mp-", "vllm", "nccl-", "torch_", "__KMP_REGISTERED_LIB_")
+
+
+@dataclass(frozen=True)
+class StopReport:
+    """What stopping found and did.
+
+    Attributes
+    ----------
+    run : str
+        Name of the run, or the address of a server that is not ours.
+    was_running : bool
+        Whether anything of the server was alive.
+    killed : tuple of str
+        Processes that did not go when asked.
+    removed : tuple of str
+        Temporary folder and shared-memory files removed.
+    left : tuple of str
+        What of ours could not be removed; empty after a clean stop.
+    foreign : tuple of str
+        What looks like a server's remains but is not known to be ours; untouched.
+    seconds : float
+        How long it took.
+    note : str
+        Why nothing was done, when so.
+    """
+
+    run: str
+    was_running: bool = False
+    killed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    seconds: float = 0.0
+    note: str = ""
+
+    @property
+    def clean(self) -> bool:
+        """Nothing of ours is left."""
+        return not self.left
+
+    def __str__(self) -> str:
+        """One line per thing worth knowing; of what is not ours, the first few."""
+        if self.note:
+            return f"{self.run}: {self.note}"
+        did = f"stopped in {self.seconds:.1f} s" if self.was_running else "was not running"
+        lines = [f"{self.run}: {did}" + (f", {len(self.removed)} leftovers removed" if self.removed else "")]
+        lines += [f"  had to be killed: {one}" for one in self.killed]
+        lines += [f"  could not be removed: {one}" for one in self.left]
+        lines += [f"  not ours, left alone: {one}" for one in self.foreign[:_SHOWN]]
+        if len(self.foreign) > _SHOWN:
+            lines.append(f"  and {len(self.foreign) - _SHOWN} more that are not ours")
+        return "\n".join(lines)
+
+
+def stop_run(
+    run: Run, *, grace_s: float | None = None, hurry: Callable[[], bool] = lambda: False
+) -> StopReport:
+    """Stop the server that a run started; safe to repeat, from any process.
+
+    Parameters
+    ----------
+    run : Run
+        Whose ``server.json`` counts.
+    grace_s : float, optional
+        From the polite signal to the hard one; default: the variant's ``server.stop_grace_s``.
+    hurry : callable
+        When it says so, the grace ends.
+    """
+    known = state.read(run.path)
+    if known is None or known.stage == "stopped":
+        return StopReport(run.name, note="no server to stop")
+    if not known.here:
+        if known.host != socket.gethostname():
+            return StopReport(run.name, note=f"its server was started on {known.host}; stop it there")
+        state.write(run.path, replace(known, stage="stopped", reason="the machine was restarted"))
+        return StopReport(run.name, note="the machine was restarted since; nothing runs")
+    begun = time.monotonic()
+    leader = known.leader or tree.marked("PERFBOOK_SERVER", known.mark)
+    if leader is None:
+        return _finish(run, known, StopReport(run.name), begun)
+    members = tree.tree_of(leader, known.tree)
+    known = replace(known, leader=leader).seen(members, tree.shared_memory(members))
+    state.write(run.path, known)
+    if leader.alive and (run.path / PROFILING).exists():
+        _stop_profile(known.base_url, run)
+    killed = end_tree(leader, members, _grace(run) if grace_s is None else grace_s, hurry)
+    return _finish(run, known, StopReport(run.name, was_running=bool(members), killed=killed), begun)
+
+
+def end_tree(
+    leader: Process, members: Iterable[Process], grace_s: float, hurry: Callable[[], bool] = lambda: False
+) -> tuple[str, ...]:
+    """Ask the leader to go, wait, kill what is left of the tree; names those that had to be killed."""
+    seen = sorted({*members, *tree.tree_of(leader, members)})
+    if leader.send(signal.SIGTERM):
+        tree.wait_gone([leader], grace_s, hurry)
+    else:  # an orphaned rest: nobody is there to hand the signal on
+        for one in seen:
+            one.send(signal.SIGTERM)
+        tree.wait_gone(seen, min(grace_s, 5.0), hurry)
+    survivors = tree.tree_of(leader, seen)
+    if leader not in survivors:
+        tree.wait_gone(survivors, 1.0, hurry)
+        survivors = tree.tree_of(leader, seen)
+    killed: dict[int, str] = {}
+    deadline = time.monotonic() + _KILLED_WITHIN_S
+    while survivors and time.monotonic() < deadline:
+        for one in survivors:
+            if one.send(signal.SIGKILL):
+                killed[one.pid] = f"pid {one.pid} ({one.title})"
+        tree.wait_gone(survivors, 1.0)
+        survivors = tree.tree_of(leader, [*seen, *survivors])
+    return tuple(killed.values())
+
+
+def stop_everything(runs: Iterable[Run]) -> list[StopReport]:
+    """Stop the servers of all these runs; reports for those that had something to stop."""
+    reports = []
+    for run in runs:
+        try:
+            report = stop_run(run)
+        except (PerfbookError, OSError) as error:
+            report = StopReport(run.name, left=(str(error),))
+        if not report.note or not report.clean:
+            reports.append(report)
+    return reports
+
+
+def _finish(run: Run, known: ServerState, report: StopReport, begun: float) -> StopReport:
+    """Remove what the dead tree left, look whether anything remains, and write that down."""
+    alive = [one for one in known.tree if one.alive]
+    left = [f"pid {one.pid} ({one.title})" for one in alive]
+    pids = {one.pid for one in known.tree}
+    left += [
+        f"GPU {card.index} memory of pid {pid}"
+        for card in devices.gpus()
+        for pid in card.holders
+        if pid in pids
+    ]
+    foreign = [f"port {known.port}: {one}" for one in ports.listeners(known.port) if one.pid not in pids]
+    removed: list[str] = []
+    if not alive:
+        removed, not_removed = _remove(known)
+        left += not_removed
+    foreign += [f"/dev/shm/{name}" for name in _familiar() if f"/dev/shm/{name}" not in left]
+    (run.path / PROFILING).unlink(missing_ok=True)
+    if not left:
+        state.write(run.path, replace(known, stage="stopped"))
+    return replace(
+        report,
+        removed=tuple(removed),
+        left=tuple(left),
+        foreign=tuple(foreign),
+        seconds=time.monotonic() - begun,
+    )
+
+
+def _remove(known: ServerState) -> tuple[list[str], list[str]]:
+    """Remove the temporary folder (only with our mark in it) and shared memory that nobody alive uses."""
+    removed: list[str] = []
+    left: list[str] = []
+    folder = Path(known.tmpdir)
+    if (folder / MARK_FILE).is_file() and (folder / MARK_FILE).read_text() == known.mark:
+        shutil.rmtree(folder, ignore_errors=True)
+        (left if folder.exists() else removed).append(str(folder))
+    numbers = {one.pid for one in known.tree if tree.process(one.pid) is None}
+    names = {*known.shared_memory, *(name for name in _familiar() if _openmp_owner(name) in numbers)}
+    if names:
+        used = tree.shared_memory(one for pid in _pids() if (one := tree.process(pid)) is not None)
+        for name in sorted(names - used):
+            path = _SHM / name
+            try:
+                if path.is_symlink() or path.stat().st_uid != os.getuid():
+                    continue
+                path.unlink()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                left.append(str(path))
+            else:
+                removed.append(str(path))
+    return removed, left
+
+
+def _openmp_owner(name: str) -> int | None:
+    """The process number in the name of the file that Intel's OpenMP runtime registers itself with."""
+    number = name.removeprefix("__KMP_REGISTERED_LIB_").partition("_")[0]
+    return int(number) if name.startswith("__KMP_") and number.isdigit() else None
+
+
+def _familiar() -> list[str]:
+    """Files under /dev/shm of the kinds that servers leave."""
+    return sorted(path.name for path in _SHM.glob("*") if path.name.startswith(_FAMILIAR))
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _grace(run: Run) -> float:
+    try:
+        return run.variant.server.stop_grace_s
+    except (PerfbookError, KeyError):
+        return 30.0
+
+
+def _stop_profile(base_url: str, run: Run) -> None:
+    """End an active profile, so that its trace is whole; a mute server is stopped all the same."""
+    try:
+        key = run.variant.server.api_key_env
+        Endpoints(base_url, os.environ.get(key) if key else None).stop_profile(_PROFILE_S)
+    except (PerfbookError, KeyError):
+        pass
