@@ -67,9 +67,11 @@ def find_drift(values: Iterable[float], *, material_pct: float = MATERIAL_PCT) -
     """
     data = samples(values)
     n, level = data.size, float(np.median(data))
-    blocks = [float(np.median(block)) for block in np.array_split(data, min(n, LARGEST_SIMULATED))]
-    slope = float(sp.theilslopes(blocks)[0]) if n > 1 else 0.0
-    change_pct = 100 * slope * (len(blocks) - 1) / abs(level) if level else 0.0
+    blocks = np.array_split(np.arange(n), min(n, LARGEST_SIMULATED))
+    places = [float(block.mean()) for block in blocks]
+    medians = [float(np.median(data[block])) for block in blocks]
+    slope = float(sp.theilslopes(medians, places)[0]) if n > 1 else 0.0
+    change_pct = 100 * slope * (n - 1) / abs(level) if level else 0.0
     if n < FEWEST:
         return Drift(None, change_pct, None, n)
     p = units.finite(float(sp.kendalltau(np.arange(n), data).pvalue))
