@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -10,6 +11,11 @@ from typing import Any
 
 from perfbook import units
 
+_TONES = {
+    **dict.fromkeys(("met", "valid", "right", "faster", "completed"), "good"),
+    **dict.fromkeys(("suspect", "cut off", "interrupted", "skipped", "too few launches"), "warning"),
+    **dict.fromkeys(("not met", "invalid", "wrong", "slower", "failed"), "problem"),
+}  # verdict words, coloured by the report wherever they stand alone
 _LEFT = ' style="text-align:left"'  # JupyterLab aligns every cell to the right
 
 
@@ -24,7 +30,7 @@ class Column:
     unit : str
         Suffix as in ``perfbook.units`` (``ms``, ``tok_s``), printed in the header once; empty for none.
     digits : int
-        Significant digits of the column's smallest value; the other values get as many decimals.
+        Significant digits of the column's median value; all values get as many decimals.
     sign : bool
         Whether to write a plus: for changes.
     """
@@ -104,8 +110,9 @@ class Table:
             cells = []
             for index, (value, text) in enumerate(zip(values, texts, strict=True)):
                 raw = f' data-value="{value!r}"' if _is_number(value) and math.isfinite(value) else ""
+                kind = kinds[index].replace('class="', f'class="verdict {_TONES[text]} ') if text in _TONES else kinds[index]
                 tag, scope = ("th", ' scope="row"') if index == 0 else ("td", "")
-                cells.append(f"<{tag}{scope}{kinds[index]}{raw}>{escape(text)}</{tag}>")
+                cells.append(f"<{tag}{scope}{kind}{raw}>{escape(text)}</{tag}>")
             parts.append(f"<tr>{''.join(cells)}</tr>")
         parts.append("</tbody></table>")
         return "".join(parts)
@@ -144,11 +151,16 @@ def _column_texts(column: Column, values: list[Any]) -> list[str]:
     fractions = [abs(v) for v in values if isinstance(v, float) and math.isfinite(v) and v != 0]
     decimals = 0
     if fractions:
-        # Enough for the smallest value, but no more than six digits of the largest one.
-        wanted = column.digits - 1 - math.floor(math.log10(min(fractions)))
-        room = max(column.digits, 6) - 1 - math.floor(math.log10(max(fractions)))
-        decimals = max(0, min(wanted, room))
+        # All digits of a usual value, one less of the smallest one, and no more than six of the largest.
+        wanted = max(
+            _decimals(statistics.median_low(fractions), column.digits), _decimals(min(fractions), column.digits - 1)
+        )
+        decimals = max(0, min(wanted, _decimals(max(fractions), max(column.digits, 6))))
     return [_text(value, decimals, sign=column.sign) for value in values]
+
+
+def _decimals(value: float, digits: int) -> int:
+    return digits - 1 - math.floor(math.log10(value))
 
 
 def _text(value: Any, decimals: int, *, sign: bool) -> str:

