@@ -21,9 +21,7 @@ from perfbook.params import Variant
 from perfbook.record import devices
 
 MASKED = "***"
-_SECRET = re.compile(
-    r"apikey|key|token|secret|passw(or)?d|passphrase|credentials?|auth|authorization|bearer|cookie"
-)
+_SECRET = re.compile(r"apikey|key|token|secret|passw(or)?d|passphrase|credentials?|auth|authorization|bearer|cookie")
 #: Names with such a word whose values are no secrets: counts, and the name of the variable that holds a key.
 _HARMLESS = re.compile(
     r"(max|min|num|new|total|batched|output|prompt)_\w*token|token_(per|count)|key_(cache|value)|_env$", re.I
@@ -73,6 +71,7 @@ def collect(variant: Variant) -> dict[str, Any]:
     """
     return {
         "server_is_here": variant.server.model is not None,
+        "hardware": _hardware(),
         "host": platform.node(),
         "os": _os_name(),
         "kernel": platform.release(),
@@ -94,11 +93,19 @@ def collect(variant: Variant) -> dict[str, Any]:
             "monotonic_resolution_ns": round(time.get_clock_info("monotonic").resolution * 1e9),
             "synchronised": Path("/run/systemd/timesync/synchronized").exists() or None,
         },
-        "environment": mask(
-            {key: value for key, value in sorted(os.environ.items()) if key.startswith(_KEPT)}
-        ),
+        "environment": mask({key: value for key, value in sorted(os.environ.items()) if key.startswith(_KEPT)}),
         "server_environment": mask(variant.server.env),
     }
+
+
+def _hardware() -> str:
+    """The machine in a few words: its GPUs, else its processor."""
+    names = [card.name for card in devices.gpus()]
+    if names:
+        return ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
+    usable = len(os.sched_getaffinity(0))
+    memory = psutil.virtual_memory().total / 2**30
+    return f"{_cpu_model() or platform.machine()}, {usable} CPU threads, {memory:.0f} GiB, no GPU"
 
 
 def _gpus() -> list[dict[str, Any]]:

@@ -94,9 +94,10 @@ def _times(facts: EngineFacts) -> str | None:
 def _throughput(rows: tuple[Throughput, ...]) -> list[str]:
     lines = ["  line  time            prompt/s   gen./s  running  waiting  cache %  prefix hit %"]
     for row in rows[-_ROWS:]:
+        shares = f"{_number(row.kv_usage_pct):>8} {_number(row.prefix_hit_pct):>13}"
         lines.append(
             f"{row.line:>6}  {row.time:<14}  {row.prompt_tok_s:>8g} {row.generation_tok_s:>8g}"
-            f" {row.running:>8} {row.waiting:>8} {_number(row.kv_usage_pct):>8} {_number(row.prefix_hit_pct):>13}"
+            f" {row.running:>8} {row.waiting:>8} {shares}"
         )
     if len(rows) > _ROWS:
         lines.append(f"  (the last {_ROWS} of {len(rows)} lines)")
