@@ -1,0 +1,90 @@
+"""What the hot path keeps of one request: bytes and times, nothing else; and where bytes go when they
+grow.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from array import array
+from typing import IO
+
+
+class Recorded:
+    """One request as it went over the wire.
+
+    Attributes
+    ----------
+    index : int
+        Which of the cell's requests.
+    due_ns, start_ns, finished_ns : int
+        CLOCK_MONOTONIC: scheduled start (-1 in a closed loop), last byte handed to the kernel (-1: never
+        sent), last thing seen of it.
+    error, detail : str or None, str
+        Transport failure; what the bytes themselves say is found when they are parsed.
+    ends : array of int64
+        For each read, bytes received so far.
+    user_ns : array of int64
+        For each read, the time in user space.
+    stamps : bytearray
+        For each read, 16 bytes of kernel timespec; zeros where there was none.
+    closed : bool
+        The server closed the connection.
+
+    """
+
+    __slots__ = (
+        "closed", "detail", "due_ns", "ends", "error", "finished_ns", "index", "parts", "raw", "size",
+        "stamps", "start_ns", "user_ns",
+    )  # fmt: skip
+
+    def __init__(self, index: int, due_ns: int = -1) -> None:
+        self.index = index
+        self.due_ns = due_ns
+        self.start_ns = -1
+        self.finished_ns = -1
+        self.error: str | None = None
+        self.detail = ""
+        self.raw = bytearray()
+        self.size = 0
+        self.ends: array[int] = array("q")
+        self.user_ns: array[int] = array("q")
+        self.stamps = bytearray()
+        self.closed = False
+        self.parts: list[tuple[int, int]] = []
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the record holds now (buffers, without object headers)."""
+        return len(self.raw) + len(self.stamps) + 16 * len(self.ends)
+
+
+class Spool:
+    """Keeps the response bytes of a cell under a limit: above it they go to an unlinked temporary file."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.spilled_bytes = 0
+        self._file: IO[bytes] | None = None
+
+    def spill(self, record: Recorded) -> None:
+        """Move the record's bytes to the file."""
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="perfbook-", buffering=0)  # noqa: SIM115 (closed by close)
+        os.pwrite(self._file.fileno(), record.raw, self.spilled_bytes)
+        record.parts.append((self.spilled_bytes, len(record.raw)))
+        self.spilled_bytes += len(record.raw)
+        record.raw = bytearray()
+
+    def read(self, record: Recorded) -> bytes | bytearray:
+        """All bytes of the record."""
+        if not record.parts or self._file is None:
+            return record.raw
+        fd = self._file.fileno()
+        return b"".join([*(os.pread(fd, size, at) for at, size in record.parts), record.raw])
+
+    def close(self) -> None:
+        """Drop the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,312 @@
+"""Prompts of known length, and the body that asks for an answer of known length.
+
+Prompts of one cell must differ from the first cache block on, and from the cells before: a prompt that the
+server has seen is answered from its prefix cache, and the cell then measures that. Give each cell its own
+seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import requests
+
+from perfbook.errors import BadInput
+from perfbook.stream.endpoint import Endpoint
+from perfbook.stream.words import FILLERS, WORDS
+
+
+class Tokenizer(Protocol):
+    """Anything that counts the tokens of a text without special tokens."""
+
+    def count(self, text: str) -> int:
+        """Number of tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, as text or as chat messages.
+
+    ``tokens_asked`` is its length without the chat template, None when unknown; ``exact`` says whether a
+    tokenizer counted it. ``output_tokens`` overrides the shape's answer length for this prompt.
+    """
+
+    text: str | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    tokens_asked: int | None = None
+    exact: bool = False
+    seed: int | None = None
+    output_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.text is None) == (self.messages is None):
+            raise BadInput("a prompt is either a text or a list of messages, and one of them")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestShape:
+    """What every request of a cell asks for.
+
+    Parameters
+    ----------
+    output_tokens : int
+        ``max_tokens``.
+    min_tokens : int, optional
+    ignore_eos : bool
+        Go on to ``output_tokens`` whatever the model says (vLLM); fixes the lengths.
+    temperature : float
+    extra_body : mapping
+        Further body fields; they win over the ones above.
+    continuous_usage : bool
+        Ask for the token count with every event (vLLM). Servers that refuse the field get it left out in the
+        warm-up.
+
+    """
+
+    output_tokens: int
+    min_tokens: int | None = None
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    continuous_usage: bool = True
+
+    def __post_init__(self) -> None:
+        if self.output_tokens < 1:
+            raise BadInput(f"output_tokens is {self.output_tokens}; ask for at least 1")
+        if self.min_tokens is not None and not 0 <= self.min_tokens <= self.output_tokens:
+            raise BadInput(f"min_tokens is {self.min_tokens}; it must lie between 0 and output_tokens")
+
+    def without_continuous_usage(self) -> RequestShape:
+        """The same, for a server that does not know the field."""
+        return replace(self, continuous_usage=False)
+
+    def body(self, endpoint: Endpoint, prompt: Prompt, *, stream: bool = True) -> bytes:
+        """The JSON body of one request."""
+        body: dict[str, Any] = {"model": endpoint.model}
+        if endpoint.kind == "chat":
+            body["messages"] = prompt.messages or [{"role": "user", "content": prompt.text}]
+        elif prompt.text is None:
+            raise BadInput("the completions endpoint takes a text, not chat messages; use kind='chat'")
+        else:
+            body["prompt"] = prompt.text
+        body["max_tokens"] = prompt.output_tokens or self.output_tokens
+        body["temperature"] = self.temperature
+        if self.min_tokens is not None:
+            body["min_tokens"] = min(self.min_tokens, body["max_tokens"])
+        if self.ignore_eos:
+            body["ignore_eos"] = True
+        if stream:
+            body["stream"] = True
+            body["stream_options"] = {"include_usage": True}
+            if self.continuous_usage:
+                body["stream_options"]["continuous_usage_stats"] = True
+        body.update(self.extra_body)
+        return msgspec.json.encode(body)
+
+
+class LocalTokenizer:
+    """The tokenizer of a local model directory (its ``tokenizer.json``, else through transformers)."""
+
+    def __init__(self, model_dir: str | Path) -> None:
+        path = Path(model_dir)
+        self._encode: Callable[[str], Sequence[int]]
+        try:
+            if (path / "tokenizer.json").is_file():
+                from tokenizers import Tokenizer as Fast
+
+                fast = Fast.from_file(str(path / "tokenizer.json"))
+                self._encode = lambda text: fast.encode(text, add_special_tokens=False).ids
+            else:
+                from transformers import AutoTokenizer
+
+                slow = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+                self._encode = lambda text: slow.encode(text, add_special_tokens=False)
+        except Exception as error:  # both libraries raise what they like
+            first = str(error).strip().splitlines()[:1]
+            raise BadInput(f"no tokenizer can be read from {path}: {''.join(first)}; name a model directory") from None
+
+    def count(self, text: str) -> int:
+        """Number of tokens, no special tokens."""
+        return len(self._encode(text))
+
+
+class ServerTokenizer:
+    """The server's own ``/tokenize`` (vLLM); use ``find`` to learn whether there is one."""
+
+    def __init__(self, endpoint: Endpoint, timeout_s: float = 30.0) -> None:
+        self._url = endpoint.root.rsplit("/", 1)[0] + "/tokenize"
+        self._model = endpoint.model
+        self._timeout_s = timeout_s
+        self._session = requests.Session()
+        self._session.trust_env = False
+        if endpoint.api_key is not None:
+            self._session.headers["Authorization"] = f"Bearer {endpoint.api_key}"
+
+    @classmethod
+    def find(cls, endpoint: Endpoint) -> ServerTokenizer | None:
+        """The server's tokenizer, None where it does not answer as vLLM does."""
+        tokenizer = cls(endpoint)
+        try:
+            tokenizer.count("one two")
+        except (requests.RequestException, KeyError, TypeError, ValueError):
+            return None
+        return tokenizer
+
+    def count(self, text: str) -> int:
+        """Number of tokens, no special tokens; one HTTP request."""
+        body = {"model": self._model, "prompt": text, "add_special_tokens": False}
+        answer = self._session.post(self._url, json=body, timeout=self._timeout_s)
+        answer.raise_for_status()
+        return int(answer.json()["count"])
+
+
+def exact_prompts(
+    tokenizer: Tokenizer | str | Path | None, tokens: int | Sequence[int], count: int, seed: int
+) -> list[Prompt]:
+    """Make ``count`` prompts of exactly ``tokens`` tokens, each different within its first four words.
+
+    Parameters
+    ----------
+    tokenizer : Tokenizer, path or None
+        A ``ServerTokenizer``, a model directory, or None: then a word counts as a token and the lengths are
+        approximate (``Prompt.exact`` is false).
+    tokens : int or sequence of int
+        Length, or one length per prompt (see ``draw_lengths``), without chat template and special tokens.
+    count : int
+    seed : int
+        Same seed, same prompts; another seed, other prompts.
+
+    Raises
+    ------
+    BadInput
+        When a length cannot be met with this tokenizer.
+
+    """
+    lengths = [tokens] * count if isinstance(tokens, int) else list(tokens)
+    if len(lengths) != count or any(n < 1 for n in lengths):
+        raise BadInput(f"prompt lengths must be {count} numbers of at least 1; got {lengths[:5]}")
+    if isinstance(tokenizer, str | Path):
+        tokenizer = LocalTokenizer(tokenizer)
+    rng = random.Random(seed)
+    seen: set[str] = set()
+    prompts = []
+    for n in lengths:
+        for _ in range(50):
+            text = " ".join(rng.choices(WORDS, k=n)) if tokenizer is None else _fit(tokenizer, n, rng)
+            if text is not None and (n < 4 or _start(text) not in seen):
+                break
+        else:
+            raise BadInput(f"no prompt of exactly {n} tokens could be made with this tokenizer; try another length")
+        seen.add(_start(text))
+        prompts.append(Prompt(text=text, tokens_asked=n, exact=tokenizer is not None, seed=seed))
+    return prompts
+
+
+def _start(text: str) -> str:
+    """What must differ between two prompts, so that no cache block is shared (blocks hold 16 tokens or
+    more).
+
+    """
+    return " ".join(text.split(" ", 4)[:4])
+
+
+def _fit(tokenizer: Tokenizer, n: int, rng: random.Random) -> str | None:
+    """Random words cut to at most ``n`` tokens, then filled up to exactly ``n``; None when that fails."""
+    words = rng.choices(WORDS, k=n)  # a word is at least one token
+    keep = n
+    for _ in range(20):
+        size = tokenizer.count(" ".join(words[:keep]))
+        if size <= n:
+            break
+        keep = min(keep - 1, int(keep * n / size))
+    text = " ".join(words[: max(keep, 1)])
+    size = tokenizer.count(text)
+    tries = 0
+    while size < n and tries < 40:
+        # Grow by what is missing, then settle the last tokens one filler at a time.
+        more = rng.choices(FILLERS, k=max(1, n - size) if tries < 5 else 1)
+        longer = text + "".join(more)
+        grown = tokenizer.count(longer)
+        if grown <= n:
+            text, size = longer, grown
+        tries += 1
+    return text if size == n else None
+
+
+def draw_lengths(spec: int | Mapping[str, Sequence[float]], count: int, seed: int) -> list[int]:
+    """Draw lengths: ``128``, ``{"uniform": [64, 256]}`` or ``{"lognormal": [median, sigma]}``; at least 1
+    each.
+
+    """
+    if isinstance(spec, int):
+        return [spec] * count
+    rng = random.Random(seed)
+    if set(spec) == {"uniform"} and len(spec["uniform"]) == 2:
+        low, high = (int(v) for v in spec["uniform"])
+        if 1 <= low <= high:
+            return [rng.randint(low, high) for _ in range(count)]
+    if set(spec) == {"lognormal"} and len(spec["lognormal"]) == 2:
+        median, sigma = spec["lognormal"]
+        if median >= 1 and sigma >= 0:
+            return [max(1, round(median * rng.lognormvariate(0.0, sigma))) for _ in range(count)]
+    raise BadInput(
+        f"length {dict(spec)!r} is unknown; use a number, uniform: [low, high] or lognormal: [median, sigma]"
+    )
+
+
+def fixed_prompts(text: str, count: int) -> list[Prompt]:
+    """The same text ``count`` times; after the first the server may answer from its prefix cache."""
+    return [Prompt(text=text)] * count
+
+
+def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
+    """Read prompts from JSON lines, or from one JSON array (as ShareGPT is shipped).
+
+    Each entry is ``{"prompt": …}``, ``{"text": …}``, ``{"messages": […]}`` or ShareGPT's ``{"conversations":
+    [{"from": "human", "value": …}, …]}`` (first human turn); ``output_tokens`` may stand beside it. Entries
+    of the last form without a human turn are skipped, as they are in that data set.
+    """
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise BadInput(f"prompt file {path} cannot be read: {error.strerror}") from None
+    prompts: list[Prompt] = []
+    lines = raw.splitlines() if not raw.lstrip().startswith(b"[") else [raw]
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            entry = msgspec.json.decode(line)
+        except msgspec.DecodeError as error:
+            raise BadInput(f"prompt file {path} line {number} is not JSON: {error}") from None
+        for one in entry if isinstance(entry, list) else [entry]:
+            prompt = _prompt_of(one, f"{path} line {number}")
+            if prompt is not None:
+                prompts.append(prompt)
+            if limit is not None and len(prompts) >= limit:
+                return prompts
+    if not prompts:
+        raise BadInput(f"prompt file {path} holds no prompt")
+    return prompts
+
+
+def _prompt_of(entry: Any, where: str) -> Prompt | None:
+    if isinstance(entry, dict):
+        asked = entry.get("output_tokens")
+        output = asked if isinstance(asked, int) and asked > 0 else None
+        text = entry.get("prompt", entry.get("text"))
+        if isinstance(text, str):
+            return Prompt(text=text, output_tokens=output)
+        if isinstance(entry.get("messages"), list):
+            return Prompt(messages=tuple(entry["messages"]), output_tokens=output)
+        if isinstance(entry.get("conversations"), list):
+            turns = (t for t in entry["conversations"] if isinstance(t, dict) and t.get("from") in ("human", "user"))
+            first = next(turns, {}).get("value")
+            return Prompt(text=first, output_tokens=output) if isinstance(first, str) and first else None
+    raise BadInput(f"prompt file {where}: an entry needs prompt, text, messages or conversations")
