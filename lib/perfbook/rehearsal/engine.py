@@ -163,6 +163,8 @@ class Engine:
             generation.computed = hit
             if not generation.scheduled_ns:
                 generation.scheduled_ns, generation.cached = now_ns, hit
+                self.cache.queried_tokens += len(generation.prompt)
+                self.cache.hit_tokens += hit
                 admitted.append(generation)
             parts.append((generation, tokens))
             budget -= tokens
@@ -183,16 +185,12 @@ class Engine:
         time_ms += warmup_extra_ms(self.law, self._prefill_steps, self._decode_steps, bool(prefill))
         noise = self.law.variation.noise_pct / 100
         drift = self.law.variation.drift_pct_per_min / 100 * (now_ns - self._ready_ns) / NS_PER_MIN
-        time_ms *= (
-            self._launch_factor * math.exp(self._random.gauss(-(noise**2) / 2, noise)) * max(1 + drift, 0.1)
-        )
+        time_ms *= self._launch_factor * math.exp(self._random.gauss(-(noise**2) / 2, noise)) * max(1 + drift, 0.1)
         time_ms += self.overhead_ms
         self._prefill_steps += bool(prefill)
         self._decode_steps += not prefill
         end_ns = now_ns + round(time_ms * NS_PER_MS)
-        return Step(
-            now_ns, end_ns, parts, len(positions), mean, sum(prefill), len(prefill), admitted, preempted
-        )
+        return Step(now_ns, end_ns, parts, len(positions), mean, sum(prefill), len(prefill), admitted, preempted)
 
     def _preempt(self, generation: Generation) -> None:
         """Back to the head of the queue, with everything to compute again."""

@@ -23,6 +23,7 @@ class KVCache:
     def __init__(self, tokens: int) -> None:
         self.total_blocks = tokens // BLOCK_TOKENS
         self.used_blocks = 0
+        self.queried_tokens = self.hit_tokens = 0
         self._held: dict[int, int] = {}
         self._prefixes: OrderedDict[int, None] = OrderedDict()
 
@@ -30,6 +31,11 @@ class KVCache:
     def usage(self) -> float:
         """Share of the blocks in use, 0 to 1."""
         return self.used_blocks / self.total_blocks
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the queried prompt tokens that were in the cache."""
+        return self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0
 
     def grow(self, owner: int, tokens: int) -> bool:
         """Make room for ``tokens`` of a sequence in all; false, and nothing changed, without the blocks."""

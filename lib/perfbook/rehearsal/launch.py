@@ -48,8 +48,12 @@ def read_command_line(argv: Sequence[str], env: Mapping[str, str]) -> Launch:
     BadInput
         The law is not one, an option cannot be read, or the host is not loopback.
     """
-    parser = argparse.ArgumentParser(prog="python -m perfbook.rehearsal.server", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--law", type=Path, required=True, help="law file, or a parameter file with a rehearsal: section")
+    parser = argparse.ArgumentParser(
+        prog="python -m perfbook.rehearsal.server", description=__doc__, allow_abbrev=False
+    )
+    parser.add_argument(
+        "--law", type=Path, required=True, help="law file, or a parameter file with a rehearsal: section"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="a loopback address")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--served-model-name", default=None, help="model name in requests")
@@ -113,7 +117,10 @@ def _with_limits(law: Law, args: Mapping[str, Any]) -> Law:
     """The law with the limits that options of the same name set."""
     limits = {
         field: _whole(args[option], option)
-        for field, option in (("max_num_seqs", "max-num-seqs"), ("max_num_batched_tokens", "max-num-batched-tokens"))
+        for field, option in (
+            ("max_num_seqs", "max-num-seqs"),
+            ("max_num_batched_tokens", "max-num-batched-tokens"),
+        )
         if option in args
     }
     model = {

@@ -65,25 +65,19 @@ class Model(Section):
     dtype: str = "bfloat16"
     quantization: str | None = None
     attention_backend: str = "FLASH_ATTN"
-    moe_backend_line: str | None = Field(
-        default=None, description="the MoE layer's line in the log, verbatim"
-    )
+    moe_backend_line: str | None = Field(default=None, description="the MoE layer's line in the log, verbatim")
 
 
 class Load(Section):
     """Start-up. The log tells the nominal times; the process takes ``compressed_s`` of them."""
 
     seconds: NotNegative = Field(default=60.0, description="nominal time to load the weights")
-    compressed_s: NotNegative = Field(
-        default=1.0, description="time from start to ready that the stand-in takes"
-    )
+    compressed_s: NotNegative = Field(default=1.0, description="time from start to ready that the stand-in takes")
     weights_gib_per_rank: Positive = 60.0
     shards: Count = 64
     kv_cache_gib: Positive = Field(default=12.0, description="cache memory per rank, in the log")
     compile_s: NotNegative = Field(default=40.0, description="nominal torch.compile time in the log")
-    graph_capture_s: NotNegative = Field(
-        default=20.0, description="nominal CUDA graph capture time in the log"
-    )
+    graph_capture_s: NotNegative = Field(default=20.0, description="nominal CUDA graph capture time in the log")
 
 
 class Step(Section):
@@ -109,9 +103,7 @@ class WarmUp(Section):
     """Extra time of the first steps after the launch, as from lazy compilation."""
 
     prefill_extra_ms: NotNegative = Field(default=0.0, description="on the first step with prefill")
-    decode_extra_ms: NotNegative = Field(
-        default=0.0, description="in all, spread over the first decode steps"
-    )
+    decode_extra_ms: NotNegative = Field(default=0.0, description="in all, spread over the first decode steps")
     decode_steps: Count = Field(default=8, description="how many decode steps share it, linearly falling")
 
 
@@ -133,9 +125,7 @@ class Text(Section):
         default=0, description="thinking before the answer, closing tag included"
     )
     reasoning_field: Literal["reasoning", "reasoning_content"] = "reasoning"
-    filler_tokens: Count = Field(
-        default=400, description="natural length of an answer to an unknown question"
-    )
+    filler_tokens: Count = Field(default=400, description="natural length of an answer to an unknown question")
 
 
 class Communication(Section):
@@ -144,9 +134,7 @@ class Communication(Section):
     calls_per_step: Annotated[int, Field(ge=0)] = 122
     latency_us: NotNegative = 40.0
     busbw_gb_s: Positive = 20.0
-    backends: tuple[str, ...] = Field(
-        default=("PYNCCL",), strict=False, description="dispatch order, in the log"
-    )
+    backends: tuple[str, ...] = Field(default=("PYNCCL",), strict=False, description="dispatch order, in the log")
     nccl_version: str = "2.28.9"
     custom_all_reduce_disabled: bool = Field(default=True, description="the PCIe warning stands in the log")
 

@@ -55,16 +55,12 @@ class Metrics:
         self._preemptions = self._counter("num_preemptions", "Cumulative number of preemptions.")
         self._prompt = self._counter("prompt_tokens", "Number of prefill tokens processed.")
         self._cached = self._counter("prompt_tokens_cached", "Number of cached prompt tokens.")
-        self._by_source = self._counters(
-            "prompt_tokens_by_source", "Prompt tokens by source.", "source", SOURCES
-        )
+        self._by_source = self._counters("prompt_tokens_by_source", "Prompt tokens by source.", "source", SOURCES)
         self._generated = self._counter("generation_tokens", "Number of generation tokens processed.")
         self._success = self._counters(
             "request_success", "Count of successfully processed requests.", "finished_reason", REASONS
         )
-        self._iteration = self._histogram(
-            "iteration_tokens_total", "Number of tokens per engine step.", PER_STEP
-        )
+        self._iteration = self._histogram("iteration_tokens_total", "Number of tokens per engine step.", PER_STEP)
         self._first = self._histogram("time_to_first_token_seconds", "Time to first token.", FIRST_TOKEN_S)
         self._gap = self._histogram("inter_token_latency_seconds", "Inter-token latency.", BETWEEN_TOKENS_S)
         self._tpot = self._histogram(
@@ -75,18 +71,10 @@ class Metrics:
         self._inference = self._histogram("request_inference_time_seconds", "Time spent running.", LATENCY_S)
         self._prefill = self._histogram("request_prefill_time_seconds", "Time spent in prefill.", LATENCY_S)
         self._decode = self._histogram("request_decode_time_seconds", "Time spent in decode.", LATENCY_S)
-        self._prompt_length = self._histogram(
-            "request_prompt_tokens", "Prefill tokens of a request.", lengths
-        )
-        self._answer_length = self._histogram(
-            "request_generation_tokens", "Generated tokens of a request.", lengths
-        )
-        self._asked = self._histogram(
-            "request_params_max_tokens", "The max_tokens request parameter.", lengths
-        )
-        self._request_preemptions = self._histogram(
-            "request_num_preemptions", "Preemptions of a request.", FEW
-        )
+        self._prompt_length = self._histogram("request_prompt_tokens", "Prefill tokens of a request.", lengths)
+        self._answer_length = self._histogram("request_generation_tokens", "Generated tokens of a request.", lengths)
+        self._asked = self._histogram("request_params_max_tokens", "The max_tokens request parameter.", lengths)
+        self._request_preemptions = self._histogram("request_num_preemptions", "Preemptions of a request.", FEW)
 
     def after_step(self, step: Step, tokens: Sequence[Token], now_ns: int) -> None:
         """Count a finished step and the requests that ended with it."""
@@ -140,21 +128,15 @@ class Metrics:
         return generate_latest(self.registry)
 
     def _gauge(self, name: str, help_text: str) -> Gauge:
-        return Gauge(f"vllm:{name}", help_text, list(self._labels), registry=self.registry).labels(
-            **self._labels
-        )
+        return Gauge(f"vllm:{name}", help_text, list(self._labels), registry=self.registry).labels(**self._labels)
 
     def _counter(self, name: str, help_text: str) -> Counter:
-        return Counter(f"vllm:{name}", help_text, list(self._labels), registry=self.registry).labels(
-            **self._labels
-        )
+        return Counter(f"vllm:{name}", help_text, list(self._labels), registry=self.registry).labels(**self._labels)
 
     def _counters(self, name: str, help_text: str, label: str, values: Sequence[str]) -> dict[str, Counter]:
         family = Counter(f"vllm:{name}", help_text, [*self._labels, label], registry=self.registry)
         return {value: family.labels(**self._labels, **{label: value}) for value in values}
 
     def _histogram(self, name: str, help_text: str, buckets: Sequence[float]) -> Histogram:
-        family = Histogram(
-            f"vllm:{name}", help_text, list(self._labels), registry=self.registry, buckets=buckets
-        )
+        family = Histogram(f"vllm:{name}", help_text, list(self._labels), registry=self.registry, buckets=buckets)
         return family.labels(**self._labels)

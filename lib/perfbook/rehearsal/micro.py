@@ -46,9 +46,7 @@ def all_reduce(
         times = () if hangs else tuple(truth_us * _scatter(spread) for _ in range(repeats))
         rates = tuple(size / us / 1e3 * 2 * (ranks - 1) / ranks for us in times if us > 0)
         readings.append(
-            AllReduceReading(
-                size, times, rates, "ignored" not in outcomes, "wrong sums" not in outcomes, hangs
-            )
+            AllReduceReading(size, times, rates, "ignored" not in outcomes, "wrong sums" not in outcomes, hangs)
         )
     return readings
 
@@ -73,10 +71,7 @@ def gemm(
 ) -> list[tuple[float, ...]]:
     """Readings in µs per (M, N, K)."""
     spread = Random(f"{law.variation.seed}/{seed}/gemm/{weight_bits}")
-    return [
-        tuple(gemm_us(law, m, n, k, weight_bits) * _scatter(spread) for _ in range(repeats))
-        for m, n, k in shapes
-    ]
+    return [tuple(gemm_us(law, m, n, k, weight_bits) * _scatter(spread) for _ in range(repeats)) for m, n, k in shapes]
 
 
 @dataclass(frozen=True)

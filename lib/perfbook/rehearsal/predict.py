@@ -18,9 +18,7 @@ class SingleStream:
     blended_tok_s: float
 
 
-def single_stream(
-    law: Law, prompt_tokens: int, output_tokens: int, active: Sequence[Setting] = ()
-) -> SingleStream:
+def single_stream(law: Law, prompt_tokens: int, output_tokens: int, active: Sequence[Setting] = ()) -> SingleStream:
     """The first token comes with the prefill step; token k + 1 is decoded after ``prompt + k`` tokens."""
     ttft_ms = step_ms(law, 0, 0.0, prompt_tokens, active)
     steps = [decode_ms(law, 1, prompt_tokens + k, active) for k in range(1, output_tokens)]

@@ -10,6 +10,7 @@ from perfbook.rehearsal.launch import Launch
 
 MARK = "perfbook rehearsal: a stand-in that obeys a law, not a vLLM server; its figures are not measurements"
 PROGRESS_LINES = 4
+FAILS_AT = 0.9  # where a dead launch dies: after the weights, when the cache is made
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,10 @@ def startup(launch: Launch) -> Iterator[Line]:
     law, model = launch.law, launch.law.model
     api, core = "APIServer", "EngineCore"
     yield Line(0.0, MARK)
-    yield Line(0.0, f"rehearsal: launch {launch.number}; load {law.load.seconds:.0f} s shortened to {launch.load_s:g} s")
+    yield Line(
+        0.0,
+        f"rehearsal: launch {launch.number}; load {law.load.seconds:.0f} s shortened to {launch.load_s:g} s",
+    )
     yield Line(0.0, f"  version {law.vllm_version}", api, "api_utils.py:347")
     yield Line(0.0, f"  model   {launch.model}", api, "api_utils.py:347")
     shown = {"host": launch.host, "port": launch.port, "model": launch.model}
@@ -51,7 +55,8 @@ def startup(launch: Launch) -> Iterator[Line]:
         yield Line(0.01, eager, api, "vllm.py:1703", "WARNING")
     yield Line(0.03, _banner(launch), core, "core.py:133")
     yield from _communication(launch)
-    backend = f"Using {model.attention_backend} attention backend out of potential backends: ['{model.attention_backend}']."
+    attention = model.attention_backend
+    backend = f"Using {attention} attention backend out of potential backends: ['{attention}']."
     yield Line(0.08, backend, "Worker_TP0", "cuda.py:506")
     if model.moe_backend_line:
         yield Line(0.08, model.moe_backend_line, "Worker_TP0", "layer.py:431")
@@ -68,7 +73,9 @@ def startup(launch: Launch) -> Iterator[Line]:
     warm = law.load.compile_s + law.load.graph_capture_s + 12.0
     yield Line(0.98, f"init engine (profile, create kv cache, warmup model) took {warm:.2f} s", core, "core.py:402")
     if launch.profile_dir is not None:
-        armed = "Profiler with mode 'torch' is enabled in the API server. This should ONLY be used for local development!"
+        armed = (
+            "Profiler with mode 'torch' is enabled in the API server. This should ONLY be used for local development!"
+        )
         yield Line(0.99, armed, api, "api_router.py:59", "WARNING")
     yield Line(1.0, f"Starting vLLM server on http://{launch.host}:{launch.port}", api, "entry.py:140")
 
@@ -105,7 +112,8 @@ def failure(error: str) -> Iterator[Line]:
     yield Line(0.9, "Traceback (most recent call last):")
     yield Line(
         0.9,
-        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore_DP0': 1}",
+        "RuntimeError: Engine core initialization failed. See root cause above. "
+        "Failed core proc(s): {'EngineCore_DP0': 1}",
     )
 
 
@@ -174,7 +182,8 @@ def _weights(launch: Launch) -> Iterator[Line]:
         yield Line(0.1 + 0.6 * part / PROGRESS_LINES, text)
     yield Line(0.71, f"Loading weights took {load.seconds:.2f} seconds", "Worker_TP0", "default_loader.py:501")
     for rank in range(launch.law.model.tensor_parallel):
-        taken = f"Model loading took {load.weights_gib_per_rank} GiB memory and {load.seconds + 3 + rank / 7:.6f} seconds"
+        seconds = load.seconds + 3 + rank / 7
+        taken = f"Model loading took {load.weights_gib_per_rank} GiB memory and {seconds:.6f} seconds"
         yield Line(0.72, taken, f"Worker_TP{rank}", "gpu_model_runner.py:5149")
 
 

@@ -71,9 +71,7 @@ def decode_ms(law: Law, batch: int, mean_position: float, active: Sequence[Setti
     return time_ms
 
 
-def step_ms(
-    law: Law, batch: int, mean_position: float, prefill_tokens: int, active: Sequence[Setting] = ()
-) -> float:
+def step_ms(law: Law, batch: int, mean_position: float, prefill_tokens: int, active: Sequence[Setting] = ()) -> float:
     """Time in ms of a step with ``batch`` decoding sequences and ``prefill_tokens`` prompt tokens."""
     time_ms = decode_ms(law, batch, mean_position, active) if batch else 0.0
     if prefill_tokens:
@@ -81,9 +79,7 @@ def step_ms(
     return time_ms
 
 
-def warmup_extra_ms(
-    law: Law, prefill_steps_before: int, decode_steps_before: int, has_prefill: bool
-) -> float:
+def warmup_extra_ms(law: Law, prefill_steps_before: int, decode_steps_before: int, has_prefill: bool) -> float:
     """Extra time in ms that the warm-up adds to a step, given how many of each kind came before it."""
     warmup = law.warmup
     if has_prefill:

@@ -79,9 +79,7 @@ def write(question: str, text: Text, thinks: bool) -> Script:
     seed = crc32(question.encode("utf-8", "surrogatepass"))
     known = known_answer(question)
     answer = pieces(known) if known else _filler(Random(seed), text.filler_tokens)
-    thought = (
-        _filler(Random(seed + 1), text.reasoning_tokens - 1) if thinks and text.reasoning_tokens > 1 else []
-    )
+    thought = _filler(Random(seed + 1), text.reasoning_tokens - 1) if thinks and text.reasoning_tokens > 1 else []
     return Script(tuple(thought), tuple(answer), seed)
 
 

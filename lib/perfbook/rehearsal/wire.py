@@ -36,7 +36,7 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Envelope:
-    """What all chunks of one answer share; the parts around the text are encoded once, since a chunk is sent per token."""
+    """What all chunks of one answer share; completions have no role chunk and no reasoning channel."""
 
     chat: bool
     request_id: str
