@@ -159,7 +159,6 @@ def attribute_gap(
         others = gap_s - (known - terms[SLOPE])
         ends[REMAINDER] = (others - b.high * reach, others - b.low * reach)
     parts = tuple(
-        Part(cause, seconds, seconds * per_second, *ends.get(cause, (None, None)))
-        for cause, seconds in terms.items()
+        Part(cause, seconds, seconds * per_second, *ends.get(cause, (None, None))) for cause, seconds in terms.items()
     )
     return Attribution(gap_s, long.blended_tok_s - short.blended_tok_s, k, parts)

@@ -86,9 +86,7 @@ class Percentile(Result):
         return f"{self.estimate} ({self.mark})" if self.mark else str(self.estimate)
 
 
-def percentile(
-    values: Iterable[float], pct: float, unit: str = "", *, confidence: float = 0.95
-) -> Percentile:
+def percentile(values: Iterable[float], pct: float, unit: str = "", *, confidence: float = 0.95) -> Percentile:
     """Return a percentile (linear interpolation) with its order-statistic interval and the samples it needs.
 
     Raises
@@ -101,9 +99,7 @@ def percentile(
         raise BadInput(f"percentile: {pct:g} is not between 0 and 100")
     data = samples(values)
     low, high = _quantile_bounds(data, pct / 100, confidence)
-    estimate = Estimate(
-        float(np.percentile(data, pct)), low, high, unit, data.size, confidence, "order statistics"
-    )
+    estimate = Estimate(float(np.percentile(data, pct)), low, high, unit, data.size, confidence, "order statistics")
     # The largest sample bounds the quantile q from above unless all n lie below it: q^n must be at most α/2.
     needed = math.ceil(math.log((1 - confidence) / 2) / math.log(max(pct, 100 - pct) / 100))
     return Percentile(float(pct), estimate, needed)

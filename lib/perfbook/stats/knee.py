@@ -103,9 +103,7 @@ def find_knee(
         Without cells, or with a throughput that is not above zero.
     """
     check_confidence(confidence)
-    cells = {
-        c: samples(throughput_tok_s[c], f"throughput at {c}", positive=True) for c in sorted(throughput_tok_s)
-    }
+    cells = {c: samples(throughput_tok_s[c], f"throughput at {c}", positive=True) for c in sorted(throughput_tok_s)}
     if not cells or min(cells) < 1:
         raise BadInput("knee: needs at least one cell, with concurrencies from 1 up")
     concurrency = np.array(list(cells))

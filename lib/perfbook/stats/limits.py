@@ -119,9 +119,7 @@ class Limitation(Result):
                 return f"The step time saturates: {because}.{tail}"
         text = f"Requests queue ({self.cause or 'cause not visible'}): {because}."
         if self.still_scaling is not None:
-            gain = (
-                "may well pay" if self.still_scaling else "can gain little, throughput was flattening before"
-            )
+            gain = "may well pay" if self.still_scaling else "can gain little, throughput was flattening before"
             text += f" Lifting that limit {gain}."
         return text
 
@@ -177,9 +175,7 @@ def what_limits(cells: Iterable[CellLoad], knee: Knee, *, max_num_seqs: int | No
     evidence = [f"{span} {source} go from {units.number(here.in_decode)} to {units.number(there.in_decode)}"]
     joined = _growth(here, there, there.in_decode, here.in_decode) > STILL_RISING
     if here.tpot_ms is not None and there.tpot_ms is not None:
-        evidence.append(
-            f"TPOT from {units.quantity(here.tpot_ms, 'ms')} to {units.quantity(there.tpot_ms, 'ms')}"
-        )
+        evidence.append(f"TPOT from {units.quantity(here.tpot_ms, 'ms')} to {units.quantity(there.tpot_ms, 'ms')}")
     if not joined:
         evidence += _queue_evidence(here, there)
         # A server that says nothing waits, while streams are missing from decode, contradicts queueing.
@@ -194,9 +190,7 @@ def what_limits(cells: Iterable[CellLoad], knee: Knee, *, max_num_seqs: int | No
     if not slower:
         missing = here.tpot_ms is None or there.tpot_ms is None
         evidence.append("TPOT was not measured" if missing else "so the time is lost outside decode")
-    return Limitation(
-        Limit.STEP_TIME if slower else Limit.UNKNOWN, None, tuple(evidence), queueing_from, still_scaling
-    )
+    return Limitation(Limit.STEP_TIME if slower else Limit.UNKNOWN, None, tuple(evidence), queueing_from, still_scaling)
 
 
 def _growth(here: CellLoad, there: CellLoad, after: float, before: float) -> float:

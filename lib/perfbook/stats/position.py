@@ -138,9 +138,7 @@ def fit_totals(points: Iterable[tuple[int, float]]) -> Totals:
     tokens = samples((n for n, _ in pairs), "output tokens", positive=True)
     total_s = samples((t for _, t in pairs), "total_s", positive=True)
     if np.unique(tokens).size < 3:
-        raise BadInput(
-            "total times: three different output lengths are needed to tell prefill, rate and slope"
-        )
+        raise BadInput("total times: three different output lengths are needed to tell prefill, rate and slope")
     design = np.column_stack([np.ones_like(tokens), tokens - 1, tokens * (tokens - 1) / 2])
     ttft, start, slope = np.linalg.lstsq(design, total_s)[0]
     return Totals(1e3 * float(ttft), 1e3 * float(start), 1e6 * float(slope))

@@ -56,9 +56,7 @@ class Estimate(Result):
 
     def __str__(self) -> str:
         """``12.4 ms [12.1, 12.9], n = 5``."""
-        return units.interval(
-            self.value, self.low, self.high, self.unit, n=self.n, confidence=self.confidence
-        )
+        return units.interval(self.value, self.low, self.high, self.unit, n=self.n, confidence=self.confidence)
 
     def to_json(self) -> dict[str, object]:
         """Return the numbers with the unit in the key (``value_ms``), ``n``, ``confidence``, ``method``."""

@@ -66,9 +66,7 @@ def find_outliers(values: Iterable[float], *, cut: float = 3.5) -> Outliers:
     distance = np.abs(data - np.median(data))
     scale = float(np.median(distance)) / 0.6745 or float(distance.mean()) * 1.253314
     far = np.flatnonzero(distance > cut * scale) if data.size >= 4 and scale > 0 else np.array([], dtype=int)
-    return Outliers(
-        tuple(int(i) for i in far), tuple(float(data[i]) for i in far), bool(0 in far), int(data.size)
-    )
+    return Outliers(tuple(int(i) for i in far), tuple(float(data[i]) for i in far), bool(0 in far), int(data.size))
 
 
 @dataclass(frozen=True)
