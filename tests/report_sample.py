@@ -18,7 +18,7 @@ from perfbook.report.table import Column, Table
 
 SECRET = "sk-do-not-print-me"
 HOSTILE = '<script>alert("x")</script><img src="http://evil.test/p.png" onerror="alert(1)">'
-NAMES = ["01_deploy", "02_verify", "03_single_stream", "04_sweep", "07_ceiling", "08_findings"]
+NAMES = ["01_deploy", "02_verify", "03_single_stream", "04_sweep", "05_nccl_tuning", "07_ceiling", "08_findings"]
 
 
 def start(*, rehearsed: bool = False, variant: str = "minimax-m2.5-fp8") -> Run:
@@ -121,11 +121,33 @@ def measured(run: Run) -> None:
     for cell in cells():
         run.append("04_sweep", "sweep_cell", cell, key=f"{cell['concurrency']}/{cell['repeat']}")
     sweep = run.append("04_sweep", "sweep", {"best_tok_s": 1536.4, "knee_concurrency": 128, "limit": "queueing"})
-    run.append("04_sweep", "bottleneck", {"regime": "one stream", "sentence": "AllReduce is 51.5 % of a decode step: 122 calls, 11.2 ms."}, key="1")
-    run.append("04_sweep", "bottleneck", {"regime": "plateau", "sentence": "Above 128 streams requests queue: max_num_seqs is 128 and 128 wait."}, key="2")
-    run.append("04_sweep", "verdict", {"sentence": "Throughput stops rising at 128 streams: 1536 tok/s; requests queue above."})
-    for setting, effect, verdict in (("NCCL_PROTO=LL", 0.6, "equivalent within 2 %"), ("NCCL_ALGO=Tree", -3.1, "slower")):
-        values = {"setting": setting, "concurrency": 1, "verdict": verdict, "effect_pct": effect, "launches": 10, "predicted_pct": 1.4}
+    run.append(
+        "04_sweep",
+        "bottleneck",
+        {"regime": "one stream", "sentence": "AllReduce is 51.5 % of a decode step: 122 calls, 11.2 ms."},
+        key="1",
+    )
+    run.append(
+        "04_sweep",
+        "bottleneck",
+        {"regime": "plateau", "sentence": "Above 128 streams requests queue: max_num_seqs is 128 and 128 wait."},
+        key="2",
+    )
+    run.append(
+        "04_sweep", "verdict", {"sentence": "Throughput stops rising at 128 streams: 1536 tok/s; requests queue above."}
+    )
+    for setting, effect, verdict in (
+        ("NCCL_PROTO=LL", 0.6, "equivalent within 2 %"),
+        ("NCCL_ALGO=Tree", -3.1, "slower"),
+    ):
+        values = {
+            "setting": setting,
+            "concurrency": 1,
+            "verdict": verdict,
+            "effect_pct": effect,
+            "launches": 10,
+            "predicted_pct": 1.4,
+        }
         run.append("05_nccl_tuning", "tuning", values, key=setting)
     run.append("07_ceiling", "ceiling", {"floor_ms": 8.6, "ratio": 1.42})
     run.append(
@@ -197,7 +219,9 @@ def notebook(title: str, *body: Any) -> Any:
     """A notebook with a title, a parameters cell and injected parameters that hold a secret."""
     return v4.new_notebook(
         cells=[
-            v4.new_markdown_cell(f"# {title}\n\nThe question in a paragraph: what is measured here, and how to read it."),
+            v4.new_markdown_cell(
+                f"# {title}\n\nThe question in a paragraph: what is measured here, and how to read it."
+            ),
             code('variant = "minimax-m2.5-fp8"  # which parameter file', tags=["parameters"]),
             code(f'server = {{"env": {{"HF_TOKEN": "{SECRET}"}}}}', tags=["injected-parameters"]),
             *body,
@@ -210,7 +234,10 @@ def notebooks() -> dict[str, Any]:
     """Executed notebooks of a good run."""
     sweep = cells()
     positions = [float(i) for _ in range(5) for i in range(1, 512)]
-    tokens_ms = [11.87 + 1.22e-3 * x + 0.35 * abs(math.sin(91.7 * i)) + (9 if i % 700 == 3 else 0) for i, x in enumerate(positions)]
+    tokens_ms = [
+        11.87 + 1.22e-3 * x + 0.35 * abs(math.sin(91.7 * i)) + (9 if i % 700 == 3 else 0)
+        for i, x in enumerate(positions)
+    ]
     rates = [
         {"output_tokens": 128, "decode_tok_s": 83.0, "blended_tok_s": 80.0, "decode_tok_s_interval": [82.5, 83.4]},
         {"output_tokens": 512, "decode_tok_s": 82.5, "blended_tok_s": 81.5, "decode_tok_s_interval": [82.0, 83.0]},
@@ -224,7 +251,10 @@ def notebooks() -> dict[str, Any]:
         "concurrency", Column("throughput", "tok_s"), Column("TTFT p50", "ms"), Column("TTFT p99", "ms"),
         Column("TPOT p50", "ms"), Column("TPOT p99", "ms"), "failed", "validity",
     ]  # fmt: skip
-    log = "".join(f"INFO 11-30 09:{12 + i // 60:02d}:{i % 60:02d} loading shard {i + 1} of 62 from {Path.home()}/models\n" for i in range(62))
+    log = "".join(
+        f"INFO 11-30 09:{12 + i // 60:02d}:{i % 60:02d} loading shard {i + 1} of 62 from {Path.home()}/models\n"
+        for i in range(62)
+    )
     return {
         "01_deploy": notebook(
             "Is the server up, and what did the engine really decide?",

@@ -16,6 +16,7 @@ from perfbook.report.evidence import ENDED_WELL, Evidence
 from perfbook.report.table import Column, Table
 
 DEPLOY, VERIFY, SINGLE, SWEEP = "01_deploy", "02_verify", "03_single_stream", "04_sweep"
+_TARGETS = {"ttft": "time to first token", "tpot": "time per output token", "best": "best throughput"}
 _MET: Mapping[Any, str] = {True: "met", False: "not met"}
 TUNING, PROFILE, CEILING, FINDINGS = "05_nccl_tuning", "06_profiler_breakdown", "07_ceiling", "08_findings"
 
@@ -162,9 +163,15 @@ def tuning(evidence: Evidence) -> Table | None:
         )
         for row in evidence.rows("tuning")
     ]
-    columns: list[str | Column] = ["setting", "concurrency", "verdict", Column("effect", "pct", sign=True)]
-    columns += [Column("predicted", "pct", sign=True), "launches"]
+    columns: list[str | Column] = ["setting", "concurrency", "verdict", Column("effect", "pct", digits=2, sign=True)]
+    columns += [Column("predicted", "pct", digits=2, sign=True), "launches"]
     return Table(columns, rows, "Against the baseline, launch by launch") if rows else None
+
+
+def shown(value: Any) -> tuple[str, float | None]:
+    """A number for a column whose header has the unit: its text (empty when there is none), and itself."""
+    known = _finite(value)
+    return (units.number(known) if known is not None else "", known)
 
 
 def when(stamp: Any) -> str:
@@ -251,7 +258,8 @@ def _target_unit(row: Mapping[str, Any]) -> str:
 
 
 def _target_name(row: Mapping[str, Any]) -> str:
-    return str(row.get("name", "")).removesuffix(f"_{_target_unit(row)}").replace("_", " ")
+    name = str(row.get("name", "")).removesuffix(f"_{_target_unit(row)}")
+    return _TARGETS.get(name, name.replace("_", " "))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from html import unescape
 from importlib.resources import files
 from typing import Any
 
-import nbformat
 from nbconvert.exporters import HTMLExporter
 from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 from traitlets.config import Config
@@ -71,7 +71,7 @@ def fragment(name: str, content: Any, scrub: Callable[[str], str]) -> Fragment:
     scrub : callable
         Takes machine paths out of a text.
     """
-    notebook = nbformat.from_dict(content)
+    notebook = copy.deepcopy(content)
     notebook.cells = [_prepared(cell, scrub) for cell in notebook.cells if not hidden(cell)]
     for index, cell in enumerate(notebook.cells):
         cell.metadata["anchor"] = f"{name}-{cell.get('id') or index}"
@@ -80,16 +80,13 @@ def fragment(name: str, content: Any, scrub: Callable[[str], str]) -> Fragment:
     body = _EMPTY_HEADER.sub("<td></td>", body)
     title, body = _take_title(body)
     body, headings = _numbered(name, body)
-    texts = {
-        cell.metadata["anchor"]: _output_text(cell) for cell in notebook.cells if cell.cell_type == "code"
-    }
+    texts = {cell.metadata["anchor"]: _output_text(cell) for cell in notebook.cells if cell.cell_type == "code"}
     failed = (cell.metadata["anchor"] for cell in notebook.cells if _has_error(cell))
     return Fragment(title or name, body, headings, texts, next(failed, ""))
 
 
 def _prepared(cell: Any, scrub: Callable[[str], str]) -> Any:
     """The cell without machine paths, its stream outputs joined, outputs dropped where a tag asks for it."""
-    cell = nbformat.from_dict(cell)
     cell.source = scrub(cell.source)
     if cell.cell_type != "code":
         return cell
@@ -105,7 +102,8 @@ def _prepared(cell: Any, scrub: Callable[[str], str]) -> Any:
             for kind, value in output.data.items():
                 if kind.startswith("text/") and isinstance(value, str):
                     output.data[kind] = safe.outside_pictures(scrub, value)
-    return CoalesceStreamsPreprocessor().preprocess_cell(cell, {}, 0)[0]
+    joined, _ = CoalesceStreamsPreprocessor().preprocess_cell(cell, {}, 0)  # type: ignore[no-untyped-call]
+    return joined
 
 
 @cache
@@ -113,10 +111,8 @@ def _exporter() -> HTMLExporter:
     template = files(__package__).joinpath("templates/cells.html.j2").read_text(encoding="utf-8")
     # Interactive kinds (widgets, scripts) are not listed: what a page can show without running anything is.
     kinds = ["text/html", "text/markdown", "image/png", "image/jpeg", "text/plain"]
-    exporter = HTMLExporter(
-        config=Config({"NbConvertBase": {"display_data_priority": kinds}}), raw_template=template
-    )
-    exporter.register_filter("safe_html", safe.clean)
+    exporter = HTMLExporter(config=Config({"NbConvertBase": {"display_data_priority": kinds}}), raw_template=template)  # type: ignore[no-untyped-call]
+    exporter.register_filter("safe_html", safe.clean)  # type: ignore[no-untyped-call]
     return exporter
 
 
@@ -160,9 +156,5 @@ def _output_text(cell: Any) -> str:
     texts = []
     for output in cell.outputs:
         data = output.get("data", {})
-        texts.append(
-            str(output.get("text", "")) or str(data.get("text/html", "")) or str(data.get("text/plain", ""))
-        )
-    return " ".join(
-        unescape(_MARKUP.sub(" ", safe.outside_pictures(lambda text: text, " ".join(texts)))).split()
-    )
+        texts.append(str(output.get("text", "")) or str(data.get("text/html", "")) or str(data.get("text/plain", "")))
+    return " ".join(unescape(_MARKUP.sub(" ", safe.outside_pictures(lambda text: text, " ".join(texts)))).split())

@@ -25,7 +25,7 @@ class Notebook:
     Attributes
     ----------
     status : str
-        ``completed``, ``failed``, ``interrupted``, ``skipped`` or ``not run``.
+        ``completed``, ``failed``, ``interrupted``, ``skipped``, or, where only traces were left, ``unfinished``.
     reason : str
         Why, when not completed.
     verdict : str
@@ -92,34 +92,56 @@ class Evidence:
         return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
-def read(run: Run) -> Evidence:
-    """Read a run's folder; never raises for what is in it."""
-    problems: list[str] = []
+class _Reader:
+    """Tries things and keeps what went wrong."""
 
-    def attempt(what: str, action: Callable[[], T], otherwise: T) -> T:
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def attempt(self, what: str, action: Callable[[], T], otherwise: T) -> T:
         try:
             return action()
         except Exception as error:  # a report must come out of any wreck
-            problems.append(f"{what} could not be read ({type(error).__name__}: {error})")
+            reason = str(error).removeprefix(f"{what}: ")
+            self.problems.append(f"{what} could not be read ({type(error).__name__}: {reason})")
             return otherwise
 
-    header: dict[str, Any] = attempt("run.json", lambda: run.header, {})
-    records = {str(record.get("id")): record for record in attempt("records.jsonl", run.records, [])}
-    numbers = attempt("The records", lambda: summary.summarise(run), {}) if records else {}
+
+def read(run: Run) -> Evidence:
+    """Read a run's folder; never raises for what is in it."""
+    reader = _Reader()
+    nothing: dict[str, Any] = {}
+    none: list[dict[str, Any]] = []
+    header = reader.attempt("run.json", lambda: run.header, nothing)
+    in_force = reader.attempt("records.jsonl", lambda: run.records(), none)
+    records = {str(record.get("id")): record for record in in_force}
+    numbers = (
+        reader.attempt("The summary of the records", lambda: summary.summarise(run), nothing) if records else nothing
+    )
     if not numbers and (run.path / "summary.json").exists():
-        numbers = attempt("summary.json", lambda: _object(run.path / "summary.json"), {})
-    torn = attempt("records.jsonl", lambda: _torn(run.path / "records.jsonl"), 0)
+        numbers = reader.attempt("summary.json", lambda: _object(run.path / "summary.json"), nothing)
+    torn = reader.attempt("records.jsonl", lambda: _torn(run.path / "records.jsonl"), 0)
     if torn:
-        problems.append(f"{torn} torn line in records.jsonl was left out: a crash while it was written")
+        reader.problems.append(f"Torn lines in records.jsonl were left out ({torn}): something crashed while writing.")
     return Evidence(
         path=run.path,
         header=header,
         summary=numbers,
-        findings=attempt("findings.jsonl", lambda: findings.current(run), []),
+        findings=reader.attempt("findings.jsonl", lambda: findings.current(run), none),
         records=records,
-        notebooks=_notebooks(run.path, header, records, problems),
-        problems=problems,
+        notebooks=_notebooks(run.path, header, records, reader.problems),
+        problems=reader.problems,
     )
+
+
+def glance(run: Run) -> Evidence:
+    """What ``run.json`` and ``summary.json`` say alone: enough for a line in the index of all runs."""
+    reader = _Reader()
+    header = reader.attempt("run.json", lambda: run.header, dict[str, Any]())
+    path = run.path / "summary.json"
+    numbers = reader.attempt(path.name, lambda: _object(path), dict[str, Any]()) if path.exists() else {}
+    notebooks = [Notebook(name, *_outcome(entry, None), None, "", None) for name, entry in _entries(header).items()]
+    return Evidence(run.path, header, numbers, [], {}, notebooks, reader.problems)
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -135,25 +157,34 @@ def _torn(path: Path) -> int:
     return len(lines) - len(jsonl.read(path))
 
 
+def _entries(header: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """What ``run.json`` says of each notebook."""
+    listed = header.get("notebooks")
+    return {
+        Path(str(entry["notebook"])).stem: entry
+        for entry in (listed if isinstance(listed, list) else [])
+        if isinstance(entry, dict) and entry.get("notebook")
+    }
+
+
 def _notebooks(
     run: Path, header: Mapping[str, Any], records: Mapping[str, Mapping[str, Any]], problems: list[str]
 ) -> list[Notebook]:
-    """Those that ``run.json`` names, in its order, and those that only left a file."""
-    listed = header.get("notebooks")
-    entries: dict[str, Mapping[str, Any]] = {}
-    for entry in listed if isinstance(listed, list) else []:
-        if isinstance(entry, dict) and entry.get("notebook"):
-            entries[Path(str(entry["notebook"])).stem] = entry
+    """Notebooks that ``run.json`` names, that left an executed copy, or that only left records (run by hand)."""
+    entries = _entries(header)
     files = {path.stem: path for path in sorted((run / "notebooks").glob("*.ipynb"))}
     verdicts = {
-        r["notebook"]: str(r.get("sentence", "")) for r in records.values() if r.get("kind") == "verdict"
+        str(r.get("notebook")): str(r.get("sentence", "")) for r in records.values() if r.get("kind") == "verdict"
     }
+    by_hand = {str(record["notebook"]) for record in records.values() if record.get("notebook")}
     found = []
-    for name in sorted({*entries, *files}):
+    for name in sorted({*entries, *files, *by_hand}):
         content, reason = _content(files.get(name))
         if reason:
-            problems.append(f"{name}: {reason}")
+            problems.append(f"{name}: {reason}.")
         status, why = _outcome(entries.get(name), content)
+        if name not in entries and name not in files:
+            status, why = _from_records(name in verdicts)
         seconds = entries.get(name, {}).get("seconds")
         found.append(
             Notebook(
@@ -168,14 +199,20 @@ def _notebooks(
     return found
 
 
+def _from_records(concluded: bool) -> tuple[str, str]:
+    if concluded:
+        return ENDED_WELL, ""
+    return "unfinished", "It left records but no verdict, and no executed copy: stopped, or still running."
+
+
 def _content(path: Path | None) -> tuple[Any, str]:
     """The executed notebook, or why there is none."""
     if path is None:
         return None, ""
     try:
-        return nbformat.read(path, as_version=4), ""
+        return nbformat.read(path, as_version=4), ""  # type: ignore[no-untyped-call]
     except Exception as error:  # nbformat lets through whatever its JSON reader and its validator raise
-        return None, f"the executed notebook cannot be read ({type(error).__name__})"
+        return None, f"its executed copy cannot be read ({type(error).__name__})"
 
 
 def _outcome(entry: Mapping[str, Any] | None, content: Any) -> tuple[str, str]:
@@ -183,28 +220,24 @@ def _outcome(entry: Mapping[str, Any] | None, content: Any) -> tuple[str, str]:
     status = str(entry["status"]) if entry and entry.get("status") else ""
     reason = str(entry.get("reason") or "") if entry else ""
     if content is None:
-        return status or "not run", reason
+        return status or "unfinished", reason
     seen, why = _as_executed(content)
     if not status:
         return seen, why
     if status == ENDED_WELL and seen != ENDED_WELL:
-        return "failed", why
+        return "failed", why.replace("Stopped, or still running,", "It ended early,")
     return status, reason or ("" if status == ENDED_WELL else why)
 
 
 def _as_executed(content: Any) -> tuple[str, str]:
     """Status and reason as the notebook's own cells show them."""
-    cells = [
-        cell
-        for cell in content.cells
-        if cell.cell_type == "code" and cell.source.strip() and not hidden(cell)
-    ]
+    cells = [cell for cell in content.cells if cell.cell_type == "code" and cell.source.strip() and not hidden(cell)]
     for number, cell in enumerate(cells, start=1):
         for output in cell.get("outputs", []):
             if output.output_type == "error":
                 return "failed", f"{output.ename}: {output.evalue}"
         if cell.get("execution_count") is None:
-            return "interrupted", f"stopped before code cell {number} of {len(cells)} had run"
+            return "unfinished", f"Stopped, or still running, before code cell {number} of {len(cells)}."
     return ENDED_WELL, ""
 
 

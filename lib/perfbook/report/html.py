@@ -173,7 +173,9 @@ def _provenance(found: Evidence, scrub: Scrub) -> Table:
         ("clock", clock.get("source") if isinstance(clock, Mapping) else None),
         ("perfbook's commit", _commit(git) if isinstance(git, Mapping) else None),
     ]
-    return Table(["what", "value"], [(what, scrub(str(value))) for what, value in rows if value], "Where the numbers come from")
+    return Table(
+        ["what", "value"], [(what, scrub(str(value))) for what, value in rows if value], "Where the numbers come from"
+    )
 
 
 def _commit(git: Mapping[str, Any]) -> str:
@@ -209,7 +211,9 @@ def _contents(sections: list[Section], with_records: bool) -> list[Entry]:
         parts = tuple(Link(heading.text, heading.id) for heading in section.headings if heading.level == cells.TOP)
         mark = "" if section.status == ENDED_WELL else section.status
         number = section.name.partition("_")[0]
-        entries.append(Entry(section.name, f"{number} {section.title}" if number.isdigit() else section.title, mark, parts))
+        entries.append(
+            Entry(section.name, f"{number} {section.title}" if number.isdigit() else section.title, mark, parts)
+        )
     return [*entries, Entry("records", "Records")] if with_records else entries
 
 

@@ -6,19 +6,24 @@ attributes before they come near the page; the page's own content security polic
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-from bleach.sanitizer import Cleaner
+from bleach.sanitizer import Cleaner  # type: ignore[import-untyped]
 
 from perfbook import paths
 from perfbook.errors import BadInput
 
-_TAGS = frozenset(
-    "a abbr b blockquote br caption code col colgroup dd del details div dl dt em figcaption figure h1 h2 h3 h4 h5 h6 "
-    "hr i img kbd li ol p pre s section small span strong sub summary sup table tbody td tfoot th thead tr ul var".split()
-)
+# fmt: off
+_TAGS = frozenset({
+    "a", "abbr", "b", "blockquote", "br", "caption", "code", "col", "colgroup", "dd", "del", "details", "div", "dl",
+    "dt", "em", "figcaption", "figure", "h1", "h2", "h3", "h4", "h5", "h6",
+    "hr", "i", "img", "kbd", "li", "ol", "p", "pre", "s", "section", "small", "span", "strong", "sub",
+    "summary", "sup", "table", "tbody", "td", "tfoot", "th", "thead", "tr", "ul", "var",
+})
+# fmt: on
 _ATTRIBUTES = {
     "*": ["class", "title"],
     "a": ["href"],
@@ -63,7 +68,8 @@ def outside_pictures(change: Callable[[str], str], html: str) -> str:
 def _named(image: re.Match[str]) -> str:
     """In place of a picture that the page would have to fetch: what it was."""
     alt = _ALT.search(image.group())
-    return f'<span class="missing">[picture not embedded: {alt.group(1) if alt and alt.group(1) else "no description"}]</span>'
+    described = alt.group(1) if alt and alt.group(1) else "no description"
+    return f'<span class="missing">[picture not embedded: {described}]</span>'
 
 
 def scrubber(run: Path) -> Callable[[str], str]:
@@ -72,33 +78,21 @@ def scrubber(run: Path) -> Callable[[str], str]:
     The checkout and the run become relative, a home becomes ``~``, an environment's packages ``site-packages/``.
     """
     folders = {str(run.parent.parent): "outputs"}
-    try:
+    with contextlib.suppress(BadInput):  # rendered away from a checkout: the patterns below still hold
         folders |= {str(paths.repository()): "", str(paths.outputs()): "outputs"}
-    except BadInput:
-        pass  # rendered away from a checkout: the patterns below still hold
     folders.pop("/", None)
     longest_first = sorted(folders, key=len, reverse=True)
-    known = re.compile("(?:" + "|".join(re.escape(folder) for folder in longest_first) + r")(?![\w.-])(/?)")
+    known = re.compile(f"({'|'.join(map(re.escape, longest_first))})(?![\\w.-])(/?)")
+
+    def relative(found: re.Match[str]) -> str:
+        name, slash = folders[found.group(1)], found.group(2)
+        return name + slash if name else ("" if slash else ".")
 
     def scrub(text: str) -> str:
-        text = _PACKAGES.sub("site-packages/", text)
-        text = known.sub(
-            lambda found: _relative(
-                folders[found.group()[: len(found.group()) - len(found.group(1))]], found
-            ),
-            text,
-        )
-        return _HOME.sub("~", text)
+        return _HOME.sub("~", known.sub(relative, _PACKAGES.sub("site-packages/", text)))
 
     return scrub
 
 
 _PACKAGES = re.compile(r"(?:/[\w.@+-]+)+/(?:site|dist)-packages/")
-_HOME = re.compile(
-    r"(?<![\w./-])(?:/home/[\w.-]+|/Users/[\w.-]+|/root|" + re.escape(str(Path.home())) + r")(?![\w.-])"
-)
-
-
-def _relative(name: str, found: re.Match[str]) -> str:
-    slash = found.group(1)
-    return f"{name}{slash}" if name else ("" if slash else ".")
+_HOME = re.compile(r"(?<![\w./-])(?:/home/[\w.-]+|/Users/[\w.-]+|/root|" + re.escape(str(Path.home())) + r")(?![\w.-])")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -30,7 +29,7 @@ class Column:
     unit : str
         Suffix as in ``perfbook.units`` (``ms``, ``tok_s``), printed in the header once; empty for none.
     digits : int
-        Significant digits of the column's median value; all values get as many decimals.
+        Significant digits of the column's smallest value; all values get as many decimals.
     sign : bool
         Whether to write a plus: for changes.
     """
@@ -82,9 +81,7 @@ class Table:
 
     def texts(self) -> list[list[str]]:
         """Cell values as they are printed."""
-        printed = [
-            _column_texts(column, [row[i] for row in self.rows]) for i, column in enumerate(self._columns())
-        ]
+        printed = [_column_texts(column, [row[i] for row in self.rows]) for i, column in enumerate(self._columns())]
         return [list(row) for row in zip(*printed, strict=True)] if self.rows else []
 
     def _columns(self) -> list[Column]:
@@ -102,15 +99,18 @@ class Table:
         if self.caption:
             parts.append(f"<caption>{escape(self.caption)}</caption>")
         heads = "".join(
-            f'<th scope="col"{kind}>{escape(head)}</th>'
-            for head, kind in zip(self.headers(), kinds, strict=True)
+            f'<th scope="col"{kind}>{escape(head)}</th>' for head, kind in zip(self.headers(), kinds, strict=True)
         )
         parts.append(f"<thead><tr>{heads}</tr></thead><tbody>")
         for values, texts in zip(self.rows, self.texts(), strict=True):
             cells = []
             for index, (value, text) in enumerate(zip(values, texts, strict=True)):
                 raw = f' data-value="{value!r}"' if _is_number(value) and math.isfinite(value) else ""
-                kind = kinds[index].replace('class="', f'class="verdict {_TONES[text]} ') if text in _TONES else kinds[index]
+                kind = (
+                    kinds[index].replace('class="', f'class="verdict {_TONES[text]} ')
+                    if text in _TONES
+                    else kinds[index]
+                )
                 tag, scope = ("th", ' scope="row"') if index == 0 else ("td", "")
                 cells.append(f"<{tag}{scope}{kind}{raw}>{escape(text)}</{tag}>")
             parts.append(f"<tr>{''.join(cells)}</tr>")
@@ -151,11 +151,9 @@ def _column_texts(column: Column, values: list[Any]) -> list[str]:
     fractions = [abs(v) for v in values if isinstance(v, float) and math.isfinite(v) and v != 0]
     decimals = 0
     if fractions:
-        # All digits of a usual value, one less of the smallest one, and no more than six of the largest.
-        wanted = max(
-            _decimals(statistics.median_low(fractions), column.digits), _decimals(min(fractions), column.digits - 1)
-        )
-        decimals = max(0, min(wanted, _decimals(max(fractions), max(column.digits, 6))))
+        # All digits of the smallest value, but no more than five of the largest one.
+        room = _decimals(max(fractions), max(column.digits, 5))
+        decimals = max(0, min(_decimals(min(fractions), column.digits), room))
     return [_text(value, decimals, sign=column.sign) for value in values]
 
 

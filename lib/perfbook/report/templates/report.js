@@ -130,6 +130,10 @@ every("main table").forEach((table) => {
 });
 
 // Only what really scrolls takes a keyboard stop.
-every("pre[tabindex]").forEach((pre) => {
-  if (pre.scrollHeight <= pre.clientHeight && pre.scrollWidth <= pre.clientWidth) pre.removeAttribute("tabindex");
+const stops = () => every("pre.stream, .pb-figure").forEach((part) => {
+  const scrolls = part.scrollHeight > part.clientHeight + 1 || part.scrollWidth > part.clientWidth + 1;
+  if (scrolls) part.tabIndex = 0;
+  else part.removeAttribute("tabindex");
 });
+addEventListener("load", stops);
+addEventListener("resize", stops);
