@@ -109,9 +109,7 @@ def test_the_slopes_interval_carries_over() -> None:
     assert found["prefill"].low_s is None
 
 
-def requests(
-    seed: int, count: int, tokens: int, start: float, slope: float, noise: float
-) -> list[np.ndarray]:
+def requests(seed: int, count: int, tokens: int, start: float, slope: float, noise: float) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     position = np.arange(1, tokens)
     return [start + slope / 1e3 * position + rng.normal(0, noise, tokens - 1) for _ in range(count)]

@@ -16,9 +16,7 @@ RUNS = 600
 ALPHA = 0.01
 
 
-def share(
-    check: Callable[[np.ndarray], bool | None], draw: Callable[[np.random.Generator], np.ndarray]
-) -> float:
+def share(check: Callable[[np.ndarray], bool | None], draw: Callable[[np.random.Generator], np.ndarray]) -> float:
     rng = np.random.default_rng(21)
     return sum(bool(check(draw(rng))) for _ in range(RUNS)) / RUNS
 
@@ -124,9 +122,7 @@ def test_two_modes_are_found_with_their_centres() -> None:
     assert found.detected is True
     assert found.counts == (14, 10)
     assert found.centres == (pytest.approx(12.1, abs=0.05), pytest.approx(13.5, abs=0.05))
-    assert found.sentence == (
-        "Two modes, near 12.1 (14 samples) and 13.5 (10): the median may stand for neither."
-    )
+    assert found.sentence == ("Two modes, near 12.1 (14 samples) and 13.5 (10): the median may stand for neither.")
 
 
 def test_one_outlier_is_not_a_mode() -> None:
@@ -168,9 +164,7 @@ def test_what_is_there_is_found() -> None:
 
     assert share(lambda x: find_drift(x).detected, lambda rng: ramp + level(rng)) >= 0.99
     assert share(lambda x: find_warm_up(x).over is False, lambda rng: early + level(rng)) >= 0.95
-    assert (
-        share(lambda x: find_modes(x).detected, lambda rng: 10 * (rng.random(n) < 0.4) + level(rng)) >= 0.98
-    )
+    assert share(lambda x: find_modes(x).detected, lambda rng: 10 * (rng.random(n) < 0.4) + level(rng)) >= 0.98
 
 
 def test_ten_thousand_samples_are_no_burden() -> None:

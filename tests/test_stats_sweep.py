@@ -56,8 +56,7 @@ def test_a_plateau_at_1536_has_its_knee_at_128() -> None:
     assert (knee.concurrency, knee.best_concurrency, knee.best_tok_s) == (128, 128, 1536)
     assert (knee.low, knee.high, knee.no_plateau_share) == (None, None, None)
     assert knee.sentence == (
-        "95 % of the best (1536 tok/s at 128) is reached at concurrency 128, one run per cell, "
-        "so without an interval."
+        "95 % of the best (1536 tok/s at 128) is reached at concurrency 128, one run per cell, so without an interval."
     )
 
 
@@ -76,8 +75,7 @@ def test_the_same_plateau_from_a_seat_limit_is_queueing() -> None:
 def test_the_same_plateau_from_a_saturating_step_is_step_time() -> None:
     rates = dict(zip(POWERS, [81, 150, 280, 490, 780, 1050, 1320, 1536, 1536], strict=True))
     cells = [
-        CellLoad(c, rate, tpot_ms=1000 * c / rate, ttft_ms=30 + c, running=c, waiting=0)
-        for c, rate in rates.items()
+        CellLoad(c, rate, tpot_ms=1000 * c / rate, ttft_ms=30 + c, running=c, waiting=0) for c, rate in rates.items()
     ]
     found = what_limits(cells, knee_of(cells), max_num_seqs=1024)
     assert (found.limit, found.cause, found.queueing_from) == (Limit.STEP_TIME, None, None)
@@ -173,9 +171,7 @@ def test_noise_about_the_rule_widens_the_interval() -> None:
     knee = find_knee({16: [900, 960, 930, 990, 955], 32: [990, 1000, 1010], 64: [1000, 990, 1010]}, seed=0)
     assert (knee.low, knee.high) == (16, 32)
     assert knee.concurrency in (16, 32)
-    assert knee == find_knee(
-        {16: [900, 960, 930, 990, 955], 32: [990, 1000, 1010], 64: [1000, 990, 1010]}, seed=0
-    )
+    assert knee == find_knee({16: [900, 960, 930, 990, 955], 32: [990, 1000, 1010], 64: [1000, 990, 1010]}, seed=0)
 
 
 @given(
@@ -210,9 +206,7 @@ def test_slo_limit_and_its_interval() -> None:
     )
     assert (found.concurrency, found.low, found.high) == (4, 2, 8)
     assert not found.reached_end
-    assert found.sentence == (
-        "The SLO is met up to concurrency 4 (by every repeat up to 2, by some up to 8)."
-    )
+    assert found.sentence == ("The SLO is met up to concurrency 4 (by every repeat up to 2, by some up to 8).")
 
 
 def test_slo_never_and_always_met() -> None:

@@ -29,9 +29,7 @@ def test_p_equals_scipys_exact_one_without_ties() -> None:
 def test_p_equals_scipys_approximation_for_many_values() -> None:
     rng = np.random.default_rng(2)
     base, cand = rng.normal(100, 1, 80).round(1), rng.normal(100.3, 1, 70).round(1)
-    assert compare(base, cand).p == pytest.approx(
-        sp.mannwhitneyu(cand, base, method="asymptotic").pvalue, rel=1e-9
-    )
+    assert compare(base, cand).p == pytest.approx(sp.mannwhitneyu(cand, base, method="asymptotic").pvalue, rel=1e-9)
 
 
 def test_p_with_ties_counts_every_assignment() -> None:
@@ -90,9 +88,7 @@ def test_one_run_each_is_too_few_with_an_indicative_effect() -> None:
     assert verdict.text == "too few launches"
     assert verdict.effect_pct == pytest.approx(0.6143, abs=1e-4)
     assert (verdict.low_pct, verdict.high_pct) == (None, None)
-    assert verdict.sentence == (
-        "too few launches: 1 + 1 launches reach p = 1.0 at best; indicative effect +0.614 %"
-    )
+    assert verdict.sentence == ("too few launches: 1 + 1 launches reach p = 1.0 at best; indicative effect +0.614 %")
 
 
 SIX = np.array([100.0, 100.1, 100.2, 100.3, 100.4, 100.5])
@@ -180,9 +176,7 @@ def test_identical_samples_never_differ(values: list[float], comparisons: int) -
     st.lists(POSITIVE, min_size=1, max_size=9),
     st.floats(0.01, 100),
 )
-def test_swapping_sides_and_scaling_keep_the_verdict(
-    base: list[float], cand: list[float], scale: float
-) -> None:
+def test_swapping_sides_and_scaling_keep_the_verdict(base: list[float], cand: list[float], scale: float) -> None:
     there, back = compare(base, cand), compare(cand, base)
     assert there.p == pytest.approx(back.p)
     assert (1 + there.effect_pct / 100) * (1 + back.effect_pct / 100) == pytest.approx(1)
@@ -213,9 +207,7 @@ def test_the_interval_excludes_zero_exactly_when_p_is_small(base: list[float], c
 CAMPAIGNS = 2000
 
 
-def campaigns(
-    seed: int, launches: int, settings_: int, effect: float, noise: str
-) -> list[dict[str, Verdict]]:
+def campaigns(seed: int, launches: int, settings_: int, effect: float, noise: str) -> list[dict[str, Verdict]]:
     rng = np.random.default_rng(seed)
 
     def launch(size: int) -> np.ndarray:
@@ -235,9 +227,7 @@ def campaigns(
         # Launches of a campaign in one shuffled order, so that what drifts falls on every setting alike.
         values = launch(launches * (settings_ + 1)).reshape(settings_ + 1, launches)
         base = 12.4 * values[0]
-        found.append(
-            compare_all({str(i): (base, 12.4 * (1 + effect) * values[i]) for i in range(1, settings_ + 1)})
-        )
+        found.append(compare_all({str(i): (base, 12.4 * (1 + effect) * values[i]) for i in range(1, settings_ + 1)}))
     return found
 
 
@@ -293,9 +283,7 @@ def test_the_interval_covers_the_true_shift(blocks: int) -> None:
         for _ in range(blocks):
             level = rng.uniform(90, 110)
             size = 8 // blocks
-            pairs.append(
-                (level * np.exp(rng.normal(0, 0.01, size)), 1.03 * level * np.exp(rng.normal(0, 0.01, size)))
-            )
+            pairs.append((level * np.exp(rng.normal(0, 0.01, size)), 1.03 * level * np.exp(rng.normal(0, 0.01, size))))
         test = rank_test(pairs, 0.95)
         assert test.low_pct is not None
         assert test.high_pct is not None

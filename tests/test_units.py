@@ -106,9 +106,7 @@ def test_finite() -> None:
 
 
 @given(ANY_NUMBER, ANY_NUMBER, ANY_NUMBER, st.integers(1, 6))
-def test_nothing_prints_nan_or_fails(
-    value: float | None, low: float | None, high: float | None, digits: int
-) -> None:
+def test_nothing_prints_nan_or_fails(value: float | None, low: float | None, high: float | None, digits: int) -> None:
     texts = [
         units.number(value, digits),
         units.quantity(value, "ms", digits, sign=True),

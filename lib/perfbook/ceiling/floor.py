@@ -119,8 +119,11 @@ class Floor(Result):
             f"At concurrency {self.streams} and {units.number(self.context_tokens)} tokens of context a step cannot "
             f"go below {units.quantity(self.floor_ms, 'ms')}, {units.quantity(top.ms, 'ms')} of it {top.name}"
         )
-        if tpot_ms is not None:
-            text += f"; measured {units.quantity(tpot_ms, 'ms')} is {units.number(self.ratio(tpot_ms))} times that"
+        ratio = self.ratio(tpot_ms)
+        if ratio is not None and ratio >= 1:
+            text += f"; measured {units.quantity(tpot_ms, 'ms')} is {units.number(ratio)} times that"
+        elif ratio is not None:
+            text += f"; measured {units.quantity(tpot_ms, 'ms')} lies below it, so one of the numbers is wrong"
         return f"{text}.{missing}"
 
 

@@ -133,9 +133,9 @@ def levers(
         Lever(
             f"speculative decoding, {draft_tokens} draft tokens",
             None if drafted is None else drafted / steps,
-            f"floor of a step over {draft_tokens + 1} tokens a stream ({units.quantity(drafted, 'ms')}) / "
-            f"(1 − a^{draft_tokens + 1}) / (1 − a) = {units.number(steps)} tokens a step (Leviathan et al. 2023), "
-            f"assuming a = {acceptance:g}, draft free, same all-reduce latency",
+            f"floor of a step over {draft_tokens + 1} tokens a stream ({units.quantity(drafted, 'ms')}) over the "
+            f"{units.number(steps)} tokens it yields, (1 − a^{draft_tokens + 1}) / (1 − a) (Leviathan et al. 2023); "
+            f"assumes a = {acceptance:g}, a free draft, the same all-reduce latency",
         )
     )
     ranks = machine.tensor_parallel
@@ -144,13 +144,14 @@ def levers(
         if ranks % stages == 0:
             fewer = ranks // stages
             split = floor(machine=replace(machine, tensor_parallel=fewer, all_reduce_us=known.get(fewer)))
-            latency = units.quantity(known.get(fewer), "us") if fewer > 1 else "none"
+            latency = f"an all-reduce over {fewer} takes {units.quantity(known.get(fewer), 'us')}"
+            latency = latency if fewer > 1 else "no all-reduces"
             found.append(
                 Lever(
                     f"TP {fewer} × PP {stages}",
                     _complete(split),
                     f"a token passes {stages} stages in turn, each read by {fewer} of {ranks} ranks: bytes a rank "
-                    f"× {stages} over the stages; all-reduce over {fewer} ranks: {latency}; hops between stages "
+                    f"× {stages} over the stages; {latency}; hops between stages "
                     "not counted; several batches in flight raise throughput, not this time",
                 )
             )

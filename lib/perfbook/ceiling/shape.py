@@ -155,7 +155,10 @@ def checkpoint_tensors(folder: Path) -> dict[str, Tensor]:
                 (length,) = struct.unpack("<Q", file.read(8))
                 if length > _LARGEST_HEADER:
                     raise ValueError("header too long")
-                header = json.loads(file.read(length))
+                text = file.read(length)
+            if len(text) < length:
+                raise ValueError("header cut off")
+            header = json.loads(text)
             for name, entry in header.items():
                 if name != "__metadata__":
                     start, end = entry["data_offsets"]
