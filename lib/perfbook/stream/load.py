@@ -124,7 +124,7 @@ def measure(
             progress(f"{name}: {done} of {requests} requests after {after_s:.1f} s")
 
     with hostload.Watch(endpoint.host, endpoint.port) as host:
-        measured = workers.run(job(shape, 0, requests), schedule, say)
+        measured = workers.run_all(job(shape, 0, requests), schedule, processes, say)
     expected = int(measured.requests["output_tokens"].to_numpy().sum())
     after = settled(metrics, before, expected)
     summary = summarise(measured.requests, measured.events, concurrency, measured.costs)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import select
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+import perfbook
+from perfbook.errors import MeasurementFailed
 from perfbook.stream import client, tables
 from perfbook.stream.cell import Costs
 from perfbook.stream.client import Deadlines, Endpoint, Schedule
@@ -73,3 +82,118 @@ def _waited_ns() -> int:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1])
     except (OSError, IndexError, ValueError):
         return -1
+
+
+def run_all(
+    job: Job, schedule: Schedule, processes: int, progress: Callable[[int, float], None] | None = None
+) -> Measured:
+    """Run the job over several processes, each with its share of streams and requests; they start
+    together.
+    """
+    count = min(processes, schedule.concurrency)
+    if count == 1:
+        return run(job, schedule, progress)
+    children: list[subprocess.Popen[bytes]] = []
+    shares = [range(k, len(job.requests), count) for k in range(count)]
+    try:
+        for k, share in enumerate(shares):
+            part = replace(job, requests=[job.requests[i] for i in share], asked=[job.asked[i] for i in share])
+            streams = schedule.concurrency // count + (k < schedule.concurrency % count)
+            due = None if schedule.due_ns is None else [schedule.due_ns[i] for i in share]
+            child = _spawn()
+            children.append(child)
+            _send(child, (part, streams, due, schedule.seconds, schedule.enough))
+        for child in children:
+            _expect(child, "ready")
+        start_ns = time.monotonic_ns() + 20_000_000
+        for child in children:
+            _send(child, start_ns)
+        parts = _collect(children, progress)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+            for pipe in (child.stdin, child.stdout):
+                if pipe is not None:
+                    pipe.close()
+    return _join(parts, shares)
+
+
+def _spawn() -> subprocess.Popen[bytes]:
+    paths = [str(Path(perfbook.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    return subprocess.Popen(
+        [sys.executable, "-m", "perfbook.stream.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)},
+    )
+
+
+def _send(child: subprocess.Popen[bytes], message: object) -> None:
+    assert child.stdin is not None
+    try:
+        pickle.dump(message, child.stdin)
+        child.stdin.flush()
+    except BrokenPipeError:
+        raise MeasurementFailed("a client process ended before its work began; see its message above") from None
+
+
+def _receive(child: subprocess.Popen[bytes]) -> tuple[Any, ...]:
+    assert child.stdout is not None
+    try:
+        message: tuple[Any, ...] = pickle.load(child.stdout)
+    except EOFError:
+        raise MeasurementFailed("a client process ended without a result; see its message above") from None
+    if message[0] == "failed":
+        raise message[1]
+    return message
+
+
+def _expect(child: subprocess.Popen[bytes], kind: str) -> tuple[Any, ...]:
+    while (message := _receive(child))[0] != kind:
+        pass
+    return message
+
+
+def _collect(children: list[subprocess.Popen[bytes]], progress: Callable[[int, float], None] | None) -> list[Measured]:
+    results: dict[int, Measured] = {}
+    finished = dict.fromkeys(range(len(children)), 0)
+    pipes = {child.stdout: k for k, child in enumerate(children) if child.stdout is not None}
+    while len(results) < len(children):
+        ready, _, _ = select.select([pipe for pipe, k in pipes.items() if k not in results], [], [])
+        for pipe in ready:
+            k = pipes[pipe]
+            message = _receive(children[k])
+            if message[0] == "done":
+                results[k] = message[1]
+            elif progress is not None:
+                finished[k] = message[1]
+                progress(sum(finished.values()), message[2])
+    return [results[k] for k in range(len(children))]
+
+
+def _join(parts: list[Measured], shares: list[range]) -> Measured:
+    def joined(tables: list[pa.Table], order: list[tuple[str, str]]) -> pa.Table:
+        renumbered = []
+        for table, share in zip(tables, shares, strict=True):
+            numbers = pa.array(np.asarray(share)[table["request"].to_numpy()])
+            at = table.schema.get_field_index("request")
+            renumbered.append(table.set_column(at, table.schema.field(at), numbers))
+        return pa.concat_tables(renumbered).sort_by(order).combine_chunks()
+
+    costs = [part.costs for part in parts]
+    return Measured(
+        joined([part.requests for part in parts], [("request", "ascending")]),
+        joined([part.events for part in parts], [("request", "ascending"), ("index", "ascending")]),
+        Costs(
+            sum(c.cpu_ns for c in costs),
+            sum(c.hot_cpu_ns for c in costs),
+            sum(c.loop_ns for c in costs),
+            -1 if any(c.waited_ns < 0 for c in costs) else sum(c.waited_ns for c in costs),
+            np.concatenate([c.lag_ms for c in costs]),
+            max((c.clock_step_ms for c in costs), key=abs),
+            sum(c.held_bytes for c in costs),
+            sum(c.spilled_bytes for c in costs),
+            sum(c.connect_failures for c in costs),
+        ),
+    )
