@@ -101,7 +101,10 @@ def test_set_overrides_and_is_validated(tmp_path: Path) -> None:
         ),
         (GOOD + "variant: again\n", "demo.yaml:10: 'variant' stands twice (first in line 1)"),
         (GOOD + "targets: {ttft_ms: .nan}\n", "demo.yaml:10: targets.ttft_ms is nan; use null for unknown"),
-        (GOOD + "tuning: {when: 2026-01-01}\n", "demo.yaml:10: tuning.when was read as a date; put it in quotes"),
+        (
+            GOOD + "tuning: {when: 2026-01-01}\n",
+            "demo.yaml:10: tuning.when was read as a date; put it in quotes",
+        ),
         (GOOD + "tuning: {1: a}\n", "demo.yaml:10: key 1 is not text; put it in quotes"),
         ("variant: [\n", "demo.yaml:2: not valid YAML (expected the node content, but found '<stream end>')"),
         ("- a\n", "demo.yaml: holds list, not keys with values; start from params/template.yaml"),

@@ -143,7 +143,7 @@ class Desk:
         return host_lock(f"{self.run.name} {self.notebook}")
 
     def conclude(self, sentence: str) -> Verdict:
-        """The notebook's last word, computed from its data: recorded, shown, ``summary.json`` and ``results.md`` rewritten."""
+        """The notebook's last word, computed from its data: recorded and shown; summary and results rewritten."""
         self.record("verdict", {"sentence": sentence})
         summary.write(self.run)
         results.write(self.run)

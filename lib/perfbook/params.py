@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
 
 from perfbook.errors import BadInput
 from perfbook.yamlfile import Document, nearest, read_yaml
@@ -53,14 +61,18 @@ class Server(Section):
     served_name: str | None = Field(None, description="the model name in requests; default: from the model")
     args: dict[str, JsonValue] = Field({}, description="vLLM's own options, without the leading dashes")
     env: dict[str, EnvText] = Field({}, description="environment variables of the server")
-    host: str = Field("127.0.0.1", description="address to bind; other machines can reach anything but loopback")
+    host: str = Field(
+        "127.0.0.1", description="address to bind; other machines can reach anything but loopback"
+    )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="0 takes a free one")
     base_url: str | None = Field(None, description="attach to this server instead of starting one")
     api_key_env: str | None = Field(
         None, description="name of the environment variable that holds the API key", pattern=r"^[A-Za-z_]\w*$"
     )
     verify_tls: bool = Field(True, description="check the certificate of an https base_url")
-    log_file: Path | None = Field(None, description="log of an attached server, for the diagnosis", strict=False)
+    log_file: Path | None = Field(
+        None, description="log of an attached server, for the diagnosis", strict=False
+    )
     ready_timeout_s: Positive = Field(600.0, description="deadline for loading")
     stop_grace_s: Positive = Field(30.0, description="from the polite signal to the hard one")
     commands: Commands = Field(Commands(), description="how an attached server is stopped and started")
@@ -74,9 +86,13 @@ class Server(Section):
             if url.scheme not in ("http", "https") or not url.hostname:
                 raise ValueError(f"base_url {self.base_url!r} is not a http:// or https:// address")
             if url.username or url.password:
-                raise ValueError("base_url carries credentials; put the key in a variable and name it in api_key_env")
+                raise ValueError(
+                    "base_url carries credentials; put the key in a variable and name it in api_key_env"
+                )
             if self.args or self.env:
-                raise ValueError("args and env belong to a server that perfbook starts; base_url attaches to one")
+                raise ValueError(
+                    "args and env belong to a server that perfbook starts; base_url attaches to one"
+                )
         return self
 
     @property
@@ -91,7 +107,9 @@ class Workload(Section):
     """What the requests ask."""
 
     endpoint: Literal["chat", "completions"] = Field("chat", description="which of the two OpenAI endpoints")
-    prompt: str = Field("Count from 1 to 50.", description="the prompt of the single-stream measurement", min_length=1)
+    prompt: str = Field(
+        "Count from 1 to 50.", description="the prompt of the single-stream measurement", min_length=1
+    )
     dataset: Path | None = Field(None, description="prompts of the sweep from a JSONL file", strict=False)
     ignore_eos: bool = Field(True, description="generate exactly the length asked for")
     temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.0, description="0 is greedy")
@@ -144,10 +162,14 @@ class Slo(Section):
 class Sweep(Section):
     """04: throughput and latency over concurrency."""
 
-    concurrency: list[Count] = Field([1, 2, 4, 8, 16, 32, 64, 128, 256], description="cells, ascending", min_length=1)
+    concurrency: list[Count] = Field(
+        [1, 2, 4, 8, 16, 32, 64, 128, 256], description="cells, ascending", min_length=1
+    )
     prompt_tokens: Count = Field(128, description="length of each (distinct) prompt")
     output_tokens: Count = Field(256, description="length of each answer")
-    requests_per_stream: Count = Field(4, description="waves per cell; the first and last do not count as plateau")
+    requests_per_stream: Count = Field(
+        4, description="waves per cell; the first and last do not count as plateau"
+    )
     repeats: Count = Field(3, description="measurements of each cell, in shuffled blocks")
     slo: Slo = Field(Slo(), description="limits that make a request count as goodput")
     time_budget_s: Positive | None = Field(None, description="stop repeating when this is spent")
@@ -183,7 +205,9 @@ class Variant(Section):
     profile: Profile = Profile()
     ceiling: dict[str, JsonValue] = {}
     rehearsal: dict[str, JsonValue] = {}
-    on_end: list[str] | None = Field(None, description="command to run when the run ends; only with --allow-commands")
+    on_end: list[str] | None = Field(
+        None, description="command to run when the run ends; only with --allow-commands"
+    )
 
     def sections(self) -> dict[str, Any]:
         """Plain values per top-level key, as papermill takes them and as ``run.json`` keeps them."""

@@ -66,7 +66,9 @@ def read_yaml(path: Path) -> Document:
         raise BadInput(f"{path}: cannot be read ({error.strerror})") from None
     values, lines = _parse(text, str(path))
     if not isinstance(values, dict):
-        raise BadInput(f"{path}: holds {type(values).__name__}, not keys with values; start from params/template.yaml")
+        raise BadInput(
+            f"{path}: holds {type(values).__name__}, not keys with values; start from params/template.yaml"
+        )
     return Document(values, str(path), lines)
 
 
@@ -100,7 +102,9 @@ def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], origin: str
             key = (*path, str(key_node.value))
             line = key_node.start_mark.line + 1
             if key in lines:
-                raise BadInput(f"{origin}:{line}: {'.'.join(map(str, key))!r} stands twice (first in line {lines[key]})")
+                raise BadInput(
+                    f"{origin}:{line}: {'.'.join(map(str, key))!r} stands twice (first in line {lines[key]})"
+                )
             lines[key] = line
             _walk(value_node, key, lines, origin)
     elif isinstance(node, yaml.SequenceNode):
@@ -114,7 +118,9 @@ def _check_plain(value: Any, path: KeyPath, document: Document) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise BadInput(f"{document.where((*path, str(key)))}: key {key!r} is not text; put it in quotes")
+                raise BadInput(
+                    f"{document.where((*path, str(key)))}: key {key!r} is not text; put it in quotes"
+                )
             _check_plain(item, (*path, key), document)
     elif isinstance(value, list):
         for index, item in enumerate(value):

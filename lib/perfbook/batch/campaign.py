@@ -36,8 +36,8 @@ INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 class Options:
     """What the command line says beside the parameter files.
 
-    ``only`` names notebooks by number or name; ``resume`` goes on with the latest run of the variant; ``force`` measures
-    although the answers are wrong; ``keep_server`` leaves it running at the end.
+    ``only`` names notebooks by number or name; ``resume`` goes on with the latest run of the variant; ``force``
+    measures although the answers are wrong; ``keep_server`` leaves it running at the end.
     """
 
     only: Sequence[str] = ()
@@ -157,7 +157,12 @@ def _run_notebooks(
             terminal.skipped(notebook.name, reason)
         else:
             redone.add(notebook.name)
-            _log(run, notebook, Outcome("interrupted", "the run ended while this notebook was being executed"), "")
+            _log(
+                run,
+                notebook,
+                Outcome("interrupted", "the run ended while this notebook was being executed"),
+                "",
+            )
             with terminal.running(run, notebook.name):
                 outcome = _executed(run, notebook, parameters)
             terminal.ended(notebook.name, outcome)

@@ -1,8 +1,8 @@
 """Which notebooks there are, what each declares, and what it depends on.
 
 A notebook says in its own metadata (``metadata.perfbook``) what must have completed before it (``requires``), whose
-records it reads (``reads``) and whether the unattended sequence runs it (``unattended``, true unless said otherwise). So
-a new notebook is a new file, nothing else.
+records it reads (``reads``) and whether the unattended sequence runs it (``unattended``, true unless said
+otherwise). So a new notebook is a new file, nothing else.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def read_notebook(path: Path) -> Notebook:
         about = content["metadata"].get("perfbook", {})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{path}: not a notebook ({error})") from None
-    declared = [name for source, tag in zip(sources, tags, strict=True) if PARAMETERS_TAG in tag for name in _names(source)]
+    declared = [
+        name for source, tag in zip(sources, tags, strict=True) if PARAMETERS_TAG in tag for name in _names(source)
+    ]
     title = next((line.lstrip("# ") for line in "\n".join(sources).splitlines() if line.startswith("# ")), path.stem)
     return Notebook(
         path=path,
@@ -78,7 +80,11 @@ def read_notebook(path: Path) -> Notebook:
 
 def sequence() -> list[Notebook]:
     """All notebooks that an unattended run executes, in order."""
-    return [notebook for path in sorted(paths.notebooks().glob("[0-9][0-9]_*.ipynb")) if (notebook := read_notebook(path)).unattended]
+    return [
+        notebook
+        for path in sorted(paths.notebooks().glob("[0-9][0-9]_*.ipynb"))
+        if (notebook := read_notebook(path)).unattended
+    ]
 
 
 def select(notebooks: Sequence[Notebook], only: Iterable[str]) -> list[Notebook]:

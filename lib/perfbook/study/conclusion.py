@@ -14,7 +14,7 @@ from perfbook.errors import OutOfOrder
 from perfbook.params import Targets
 from perfbook.record import findings, summary
 from perfbook.report.table import Table
-from perfbook.units import quantity
+from perfbook.units import label, quantity
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,26 @@ class Target:
         """``single-stream decode rate at least 40 tok/s (measured 80.1 tok/s)``."""
         side = "at least" if self.at_least else "at most"
         measured = f"measured {quantity(self.value, self.unit)}" if self.value is not None else "not measured"
-        return f"{self.name} {side} {quantity(self.target, self.unit)} ({measured})"
+        return f"{self.name} {side} {_round(self.target)} {label(self.unit)} ({measured})"
 
 
 def hold_targets(targets: Targets, measured: Mapping[str, Any]) -> list[Target]:
     """Hold every target that was set against ``summary.json`` values (pure)."""
     single, sweep = measured.get("single_stream") or {}, measured.get("sweep") or {}
+    decode, best = single.get("decode_tok_s"), sweep.get("best_tok_s")
+    ttft, tpot, stream = single.get("ttft_ms"), single.get("tpot_ms"), "03_single_stream"
     rows = (
-        ("single-stream decode rate", targets.single_stream_tok_s, "tok_s", True, single.get("decode_tok_s"), "03_single_stream"),
-        ("single-stream TTFT", targets.ttft_ms, "ms", False, single.get("ttft_ms"), "03_single_stream"),
-        ("single-stream TPOT", targets.tpot_ms, "ms", False, single.get("tpot_ms"), "03_single_stream"),
-        ("best throughput", targets.best_tok_s, "tok_s", True, sweep.get("best_tok_s"), "04_sweep"),
-    )  # fmt: skip
+        ("single-stream decode rate", targets.single_stream_tok_s, "tok_s", True, decode, stream),
+        ("single-stream TTFT", targets.ttft_ms, "ms", False, ttft, stream),
+        ("single-stream TPOT", targets.tpot_ms, "ms", False, tpot, stream),
+        ("best throughput", targets.best_tok_s, "tok_s", True, best, "04_sweep"),
+    )
     return [Target(name, float(target), *rest) for name, target, *rest in rows if target is not None]
+
+
+def _round(target: float) -> str:
+    """A target as it was set: 40, not 40.0."""
+    return f"{target:g}"
 
 
 def judge(desk: Desk) -> list[Target]:
@@ -63,7 +70,11 @@ def judge(desk: Desk) -> list[Target]:
     targets = hold_targets(desk.variant.targets, measured)
     record = desk.record(
         "targets",
-        {"targets": [{"name": t.name, "target": t.target, "unit": t.unit, "value": t.value, "met": t.met} for t in targets]},
+        {
+            "targets": [
+                {"name": t.name, "target": t.target, "unit": t.unit, "value": t.value, "met": t.met} for t in targets
+            ]
+        },
     )
     for target in targets:
         rule = {True: "target_met", False: "target_missed", None: "target_unknown"}[target.met]
@@ -85,7 +96,13 @@ def target_table(targets: list[Target]) -> Table | str:
         return "The parameter file sets no targets."
     words = {True: "met", False: "missed", None: "not measured"}
     rows = [
-        (t.name, f"{'≥' if t.at_least else '≤'} {quantity(t.target, t.unit)}", quantity(t.value, t.unit), words[t.met], t.notebook)
+        (
+            t.name,
+            f"{'≥' if t.at_least else '≤'} {_round(t.target)} {label(t.unit)}",
+            quantity(t.value, t.unit),
+            words[t.met],
+            t.notebook,
+        )
         for t in targets
     ]
     return Table(["target", "limit", "measured", "verdict", "from"], rows, caption="Targets of this variant")
@@ -108,9 +125,10 @@ def conclude(desk: Desk, targets: list[Target]) -> Verdict:
         parts.append(f"{len(targets) - len(known)} not measured")
     for regime, sentence in (measured["bottleneck"] or {}).items():
         parts.append(f"at {regime}: {sentence.rstrip('.')}")
-    trust = {"verified": "the answers were verified first", "wrong": "THE ANSWERS ARE WRONG: no rate here counts"}
+    trust = {
+        "verified": "the answers were verified first",
+        "wrong": "THE ANSWERS ARE WRONG: no rate here counts",
+    }
     parts.append(trust.get(measured["answers"], "the answers were not checked (02_verify has not run)"))
     sentence = "; ".join(parts)
     return desk.conclude(sentence[:1].upper() + sentence[1:] + ".")
-
-

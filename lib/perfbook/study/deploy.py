@@ -14,9 +14,9 @@ from perfbook.report.table import Table
 from perfbook.server import log, preflight
 from perfbook.server.log import EngineFacts
 from perfbook.server.process import ServerHandle
-from perfbook.study.prompts import numbered
 from perfbook.stream.load import Cell, measure
 from perfbook.stream.workload import RequestShape
+from perfbook.study.prompts import numbered
 from perfbook.units import quantity
 
 FIRST_REQUEST = "01_deploy/first"
@@ -89,7 +89,11 @@ def first_request(desk: Desk) -> Cell:
     desk.record_cell(
         "first_request",
         cell,
-        {"blended_tok_s": row["blended_tok_s"], "first_ttft_ms": row["ttft_ms"], "output_tokens_asked": tokens},
+        {
+            "blended_tok_s": row["blended_tok_s"],
+            "first_ttft_ms": row["ttft_ms"],
+            "output_tokens_asked": tokens,
+        },
         key="first",
     )
     return cell
@@ -119,7 +123,9 @@ def _mode(fact: dict[str, Any]) -> str:
 
 def _lines(fact: dict[str, Any]) -> str:
     evidence = fact["evidence"]
-    return "; ".join(f"line {item['line']}: {item['text'][:90]}" for item in evidence[:2]) if evidence else "no evidence"
+    return (
+        "; ".join(f"line {item['line']}: {item['text'][:90]}" for item in evidence[:2]) if evidence else "no evidence"
+    )
 
 
 def _concurrency(value: float | None) -> str:

@@ -115,7 +115,7 @@ class SingleStream:
         return Estimate(*rate, unit="tok_s", n=tpot.n, confidence=tpot.confidence, method=tpot.method)
 
 
-def analyse(requests: pd.DataFrame, events: pd.DataFrame, first: dict[str, Any] | None, seed: int) -> SingleStream:
+def analyse(requests: pd.DataFrame, events: pd.DataFrame, first: dict[str, Any] | None) -> SingleStream:
     """Analyse the requests of 03 (pure).
 
     Parameters
@@ -149,7 +149,7 @@ def analyse(requests: pd.DataFrame, events: pd.DataFrame, first: dict[str, Any] 
         for tokens, group in requests.groupby("asked", sort=True)
         if group.ok.any()
     )
-    fit = _fit(events, good, lengths[-1].tokens, seed)
+    fit = _fit(events, good, lengths[-1].tokens)
     relative = _relative(good)
     at_first = next((x for x in lengths if first and x.tokens == first["output_tokens_asked"]), None)
     return SingleStream(
@@ -175,7 +175,7 @@ def load(desk: Desk) -> SingleStream:
     events = tables.read(desk.run.path / "events.parquet").to_pandas()
     events = events[events.cell.isin(list(cells))]
     first = desk.run.record("first_request")
-    return analyse(requests.sort_values("order"), events, first, desk.variant.workload.seed)
+    return analyse(requests.sort_values("order"), events, first)
 
 
 def gaps(events: pd.DataFrame, cells: list[str]) -> list[np.ndarray[Any, np.dtype[np.float64]]]:
@@ -191,7 +191,15 @@ def gaps(events: pd.DataFrame, cells: list[str]) -> list[np.ndarray[Any, np.dtyp
 def length_table(result: SingleStream) -> Table:
     """Every length with its rates; the blended rate contains the prefill, the decode rate does not."""
     rows = [
-        (x.tokens, x.requests, x.failed, str(x.ttft), str(x.tpot), number(_rate(x.tpot)), number(x.blended.value))
+        (
+            x.tokens,
+            x.requests,
+            x.failed,
+            str(x.ttft),
+            str(x.tpot),
+            number(_rate(x.tpot)),
+            number(x.blended.value),
+        )
         for x in result.lengths
     ]
     return Table(
@@ -344,9 +352,9 @@ def _relative(good: pd.DataFrame) -> list[float]:
     return [float(value) for value in relative] or [1.0]
 
 
-def _fit(events: pd.DataFrame, good: pd.DataFrame, tokens: int, seed: int) -> stats.PositionFit | None:
+def _fit(events: pd.DataFrame, good: pd.DataFrame, tokens: int) -> stats.PositionFit | None:
     found = gaps(events, list(good[good.asked == tokens].cell))
-    return stats.fit_position(found, seed=seed) if found else None
+    return stats.fit_position(found) if found else None
 
 
 def _attribute(lengths: tuple[Length, ...], fit: stats.PositionFit | None) -> stats.Attribution | None:

@@ -162,7 +162,9 @@ def analyse(cells: Sequence[CellRecord], *, seed: int, max_num_seqs: int | None)
             rates.setdefault(cell["concurrency"], []).append(rate)
     failed = tuple(sorted({cell["concurrency"] for cell in cells} - set(rates)))
     if not rates:
-        raise MeasurementFailed("no cell of the sweep delivered a token: see the errors in its records and the server's log")
+        raise MeasurementFailed(
+            "no cell of the sweep delivered a token: see the errors in its records and the server's log"
+        )
     knee = stats.find_knee(rates, seed=seed)
     met: dict[int, list[bool]] = {}
     for cell in cells:
@@ -226,7 +228,12 @@ def cell_table(sweep: Sweep) -> Table:
 def reasons_table(sweep: Sweep) -> Table | str:
     """Why cells are not valid as measured."""
     rows = [
-        (cell["concurrency"], cell["repeat"] + 1, cell["validity"]["verdict"], "; ".join(cell["validity"]["reasons"]))
+        (
+            cell["concurrency"],
+            cell["repeat"] + 1,
+            cell["validity"]["verdict"],
+            "; ".join(cell["validity"]["reasons"]),
+        )
         for cell in sweep.not_valid
     ]
     if not rows:
@@ -269,7 +276,11 @@ def reconciliation_table(sweep: Sweep) -> Table | str:
         said = {row["quantity"]: row for row in cell["reconciliation"]}
         if not said:
             continue
-        ttft, tokens, queue = said.get("TTFT mean", {}), said.get("output tokens", {}), said.get("queue mean", {})
+        ttft, tokens, queue = (
+            said.get("TTFT mean", {}),
+            said.get("output tokens", {}),
+            said.get("queue mean", {}),
+        )
         rows.append(
             (
                 cell["concurrency"], cell["repeat"] + 1, tokens.get("client"), tokens.get("server"),
@@ -309,10 +320,21 @@ def conclude(desk: Desk, sweep: Sweep) -> Verdict:
     )
     if knee.concurrency is None:
         last = max(cell["concurrency"] for cell in sweep.cells)
-        desk.find("no_plateau", last=last, best=best, evidence=knee.sentence, verdict=stats.NO_PLATEAU, records=[record])
+        desk.find(
+            "no_plateau",
+            last=last,
+            best=best,
+            evidence=knee.sentence,
+            verdict=stats.NO_PLATEAU,
+            records=[record],
+        )
     else:
         desk.find("plateau", knee=knee.concurrency, best=best, evidence=knee.sentence, records=[record])
-        desk.record("bottleneck", {"regime": f"{knee.concurrency} streams and more", "sentence": limit.sentence}, key="plateau")
+        desk.record(
+            "bottleneck",
+            {"regime": f"{knee.concurrency} streams and more", "sentence": limit.sentence},
+            key="plateau",
+        )
     if limit.limit is stats.Limit.QUEUEING:
         desk.find(
             "limited_by_queueing",
@@ -323,12 +345,29 @@ def conclude(desk: Desk, sweep: Sweep) -> Verdict:
             records=[record],
         )
     elif limit.limit is stats.Limit.STEP_TIME:
-        desk.find("limited_by_step_time", knee=knee.concurrency, evidence=limit.sentence, verdict=str(limit.limit), records=[record])
+        desk.find(
+            "limited_by_step_time",
+            knee=knee.concurrency,
+            evidence=limit.sentence,
+            verdict=str(limit.limit),
+            records=[record],
+        )
     if sweep.slo is not None:
         met = sweep.slo.concurrency is not None
-        desk.find("slo_met" if met else "slo_missed", concurrency=sweep.slo.concurrency, evidence=sweep.slo.sentence, records=[record])
+        desk.find(
+            "slo_met" if met else "slo_missed",
+            concurrency=sweep.slo.concurrency,
+            evidence=sweep.slo.sentence,
+            records=[record],
+        )
     if sweep.not_valid:
-        desk.find("cells_not_valid", count=len(sweep.not_valid), cells=len(sweep.cells), evidence=_reasons(sweep), records=[record])
+        desk.find(
+            "cells_not_valid",
+            count=len(sweep.not_valid),
+            cells=len(sweep.cells),
+            evidence=_reasons(sweep),
+            records=[record],
+        )
     slo = f" {sweep.slo.sentence}" if sweep.slo else ""
     return desk.conclude(f"{knee.sentence} {limit.sentence}{slo}")
 
@@ -359,7 +398,10 @@ def _over(cells: Sequence[CellRecord], value: Callable[[CellRecord], float | Non
 
 def _queue_at_end(sweep: Sweep) -> float | None:
     last = max(cell["concurrency"] for cell in sweep.cells)
-    return _over([c for c in sweep.cells if c["concurrency"] == last], lambda c: (c.get("server") or {}).get("queue_ms"))
+    return _over(
+        [c for c in sweep.cells if c["concurrency"] == last],
+        lambda c: (c.get("server") or {}).get("queue_ms"),
+    )
 
 
 def _reasons(sweep: Sweep) -> str:

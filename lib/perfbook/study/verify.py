@@ -170,7 +170,9 @@ def question_table(checked: Sequence[Checked]) -> Table:
         for c in checked
     ]
     return Table(
-        ["question", "expected", "answer", "verdict", "finish reason", "output tokens"], rows, caption="Known answers"
+        ["question", "expected", "answer", "verdict", "finish reason", "output tokens"],
+        rows,
+        caption="Known answers",
     )
 
 
@@ -187,7 +189,10 @@ def consistency_table(agreed: Consistency) -> Table:
             ("greedy text, repeated", at(agreed.repeat_parts_at)),
             ("streamed text against plain", at(agreed.stream_parts_at)),
             ("billed tokens against counted", f"{counts}: {agreed.usage_tokens} and {agreed.counted_tokens}"),
-            ("too small max_tokens", "recognised (length)" if agreed.truncation_recognised else "NOT recognised"),
+            (
+                "too small max_tokens",
+                "recognised (length)" if agreed.truncation_recognised else "NOT recognised",
+            ),
             ("reasoning on a channel of its own", "yes" if agreed.reasoning_channel else "none seen"),
             ("reasoning inside the answer", "YES" if agreed.reasoning_in_answer else "no"),
         ],
@@ -215,7 +220,13 @@ def conclude(desk: Desk, checked: Sequence[Checked], agreed: Consistency) -> Ver
         **shown,
     )
     if cut:
-        desk.find("answers_truncated", count=cut, asked=len(checked), max_tokens=desk.variant.verify.max_tokens, **shown)
+        desk.find(
+            "answers_truncated",
+            count=cut,
+            asked=len(checked),
+            max_tokens=desk.variant.verify.max_tokens,
+            **shown,
+        )
     if agreed.repeat_parts_at is not None:
         desk.find("not_repeatable", position=agreed.repeat_parts_at, evidence="two greedy answers, same prompt")
     elif agreed.stream_parts_at is not None:
