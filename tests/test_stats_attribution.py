@@ -151,6 +151,17 @@ def test_a_prompts_length_may_be_the_first_position() -> None:
     assert fit.slope.value == pytest.approx(100)
 
 
+def test_events_that_carry_several_tokens_are_sums_of_steps() -> None:
+    step = 11.87 + 0.00122 * np.arange(1, 401)
+    counts = [1, 3, 2, 4] * 40
+    ends = np.cumsum(counts)
+    merged = [float(step[end - m : end].sum()) for m, end in zip(counts, ends, strict=True)]
+    fit = fit_position([merged, merged], [counts, counts])
+    assert fit.start.value == pytest.approx(11.87)
+    assert fit.slope.value == pytest.approx(1.22)
+    assert (fit.gaps, fit.last_position) == (320, 400)
+
+
 def test_one_request_has_no_interval() -> None:
     fit = fit_position(requests(1, 1, 100, 12, 1, 0.1))
     assert (fit.slope.low, fit.slope.high, fit.start.low) == (None, None, None)
@@ -184,6 +195,7 @@ def test_the_slopes_interval_covers_when_requests_differ(count: int) -> None:
         (lambda: fit_position([]), "at least two gaps"),
         (lambda: fit_position([[1.0], []]), "at least two gaps"),
         (lambda: fit_position([[1.0, float("nan")]]), "not finite"),
+        (lambda: fit_position([[1.0, 1.0]], [[1]]), "one count for every gap"),
         (lambda: fit_totals([(10, 1.0), (20, 2.0), (10, 1.1)]), "three different output lengths"),
         (
             lambda: attribute_gap(Generation(9, 1.0, 0.1), Generation(9, 1.0, 0.1), slope=0.0),

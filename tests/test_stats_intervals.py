@@ -66,7 +66,7 @@ def test_the_median_is_inside_its_interval(values: list[float]) -> None:
 @pytest.mark.parametrize("n", [5, 6, 9, 25])
 def test_the_median_interval_covers_as_often_as_it_says(n: int) -> None:
     rng = np.random.default_rng(3)
-    runs = 600
+    runs = 300
     found = [median_interval(rng.lognormal(0, 1, n)) for _ in range(runs)]
     covered = sum(e.low is not None and e.high is not None and e.low <= 1 <= e.high for e in found) / runs
     level = found[0].confidence
@@ -165,6 +165,12 @@ def test_json_has_the_unit_in_the_key_and_no_nan() -> None:
         "method": "order statistics",
     }
     json.dumps(nested, allow_nan=False)
+
+
+def test_half_width_says_how_precise_an_estimate_is() -> None:
+    assert Estimate(50.0, 48.0, 52.0).half_width_pct == pytest.approx(4)
+    assert Estimate(50.0, None, 52.0).half_width_pct is None
+    assert Estimate(0.0, -1.0, 1.0).half_width_pct is None
 
 
 def test_plain_refuses_what_json_cannot_hold() -> None:

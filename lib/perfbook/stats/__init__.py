@@ -19,8 +19,9 @@ from perfbook.stats.intervals import (
     percentile,
     show_all,
 )
-from perfbook.stats.knee import Knee, SloLimit, find_knee, find_slo_limit
+from perfbook.stats.knee import NO_PLATEAU, Knee, SloLimit, find_knee, find_slo_limit
 from perfbook.stats.limits import CellLoad, Limit, Limitation, what_limits
+from perfbook.stats.little import LittlesLaw, littles_law
 from perfbook.stats.position import PositionFit, Totals, fit_position, fit_totals
 from perfbook.stats.result import Estimate, Result
 from perfbook.stats.shape import Modes, Outliers, find_modes, find_outliers
@@ -29,6 +30,7 @@ from perfbook.stats.verdict import MINIMUM_EFFECT_PCT, Label, Verdict, compare, 
 
 __all__ = [
     "MINIMUM_EFFECT_PCT",
+    "NO_PLATEAU",
     "Attribution",
     "CellLoad",
     "Drift",
@@ -38,6 +40,7 @@ __all__ = [
     "Label",
     "Limit",
     "Limitation",
+    "LittlesLaw",
     "Modes",
     "Outliers",
     "Part",
@@ -61,6 +64,7 @@ __all__ = [
     "fit_position",
     "fit_totals",
     "holm",
+    "littles_law",
     "mean_interval",
     "median_interval",
     "percentile",

@@ -31,7 +31,7 @@ class PositionFit(Result):
     slope : Estimate
         What each position adds, in µs per token.
     requests, gaps : int
-        Requests (the sampling units) and gaps between tokens that went in.
+        Requests (the sampling units) and gaps between events that went in.
     first_position, last_position : int
         The range fitted; outside it the line is a guess.
     """
@@ -51,36 +51,47 @@ class PositionFit(Result):
 
 
 def fit_position(
-    gaps_ms: Sequence[Sequence[float]] | Sequence[Floats],
+    gaps_ms: Sequence[Sequence[float] | Floats],
+    tokens: Sequence[Sequence[int]] | None = None,
     *,
     first_position: int = 1,
     confidence: float = 0.95,
 ) -> PositionFit:
     """Fit decode time against position by least squares over the gaps of several requests.
 
-    `gaps_ms` holds, per request, the times between consecutive tokens in ms; the first of them is at
-    `first_position` (1: the step that produced the second token). Least squares and not a robust line,
-    because the fit has to account for the whole time: a stall belongs to the sum. The requests are
-    the sampling units (gaps of one request are not independent): the intervals are Student's with the
-    delete-one-request jackknife error (Tukey 1958), and one request has none.
+    `gaps_ms` holds, per request, the times between consecutive events in ms; `tokens` how many tokens the
+    event that ends each gap carried, left out where all carried one. The first gap's token is at
+    `first_position` (1: the prefill yielded one token). A gap of m tokens is the sum of m steps, a·m + b·Σ
+    position.
+
+    Least squares and not a robust line, because the fit has to account for the whole time: a stall belongs to
+    the sum. The requests are the sampling units (gaps of one request are not independent): the intervals are
+    Student's with the delete-one-request jackknife error (Tukey 1958), and one request has none.
 
     Raises
     ------
     BadInput
-        When no request has two gaps, or a gap is not a number.
+        When no request has two gaps, a gap is not a number, or `tokens` does not match the gaps.
     """
     check_confidence(confidence)
-    ys = [samples(one, "gaps_ms") for one in gaps_ms if len(one)]
-    if not ys or max(y.size for y in ys) < 2:
+    if tokens is not None and [len(one) for one in tokens] != [len(one) for one in gaps_ms]:
+        raise BadInput("tokens: needs one count for every gap of every request")
+    rows, ends = [], []
+    for index, gaps in enumerate(gaps_ms):
+        if not len(gaps):
+            continue
+        y = samples(gaps, "gaps_ms")
+        m = np.ones(y.size) if tokens is None else samples(tokens[index], "tokens", positive=True)
+        first = first_position + np.concatenate([[0.0], np.cumsum(m)[:-1]])
+        x = m * first + m * (m - 1) / 2
+        # Sufficient sums, so that leaving a request out is a subtraction and not another pass over the gaps.
+        rows.append([m @ m, m @ x, m @ y, x @ x, x @ y, y.size])
+        ends.append(int(first[-1] + m[-1] - 1))
+    if not rows or max(row[-1] for row in rows) < 2:
         raise BadInput("gaps_ms: a line needs a request with at least two gaps (three output tokens)")
-    # Per request: count, Σx, Σy, Σx², Σxy. A resample is then a weighted sum, not another pass over the gaps.
-    rows = []
-    for y in ys:
-        x = np.arange(first_position, first_position + y.size, dtype=np.float64)
-        rows.append([y.size, x.sum(), y.sum(), x @ x, x @ y])
     sums = np.array(rows)
     start, slope = _line(sums.sum(axis=0, keepdims=True))
-    n = len(ys)
+    n = len(rows)
     bounds: list[tuple[float | None, float | None]] = [(None, None), (None, None)]
     method = "one request"
     if n > 1:
@@ -92,19 +103,19 @@ def fit_position(
         Estimate(float(start[0]), *bounds[0], "ms", n, confidence, method),
         Estimate(float(slope[0]), *bounds[1], "us_per_token", n, confidence, method),
         requests=n,
-        gaps=int(sums[:, 0].sum()),
+        gaps=int(sums[:, -1].sum()),
         first_position=first_position,
-        last_position=first_position + max(y.size for y in ys) - 1,
+        last_position=max(ends),
     )
 
 
 def _line(sums: Floats) -> tuple[Floats, Floats]:
-    """Intercept (ms) and slope (µs per position) of each row of (count, Σx, Σy, Σx², Σxy)."""
-    n, x, y, xx, xy = sums.T
-    spread = n * xx - x * x
+    """Start (ms) and slope (µs per position) of each row of (Σm², Σmx, Σmy, Σx², Σxy, …)."""
+    mm, mx, my, xx, xy = sums.T[:5]
+    spread = mm * xx - mx * mx
     with np.errstate(divide="ignore", invalid="ignore"):
-        slope = np.where(spread > 0, (n * xy - x * y) / spread, np.nan)
-    return (y - slope * x) / n, 1000 * slope
+        slope = np.where(spread > 0, (mm * xy - mx * my) / spread, np.nan)
+        return (my - slope * mx) / mm, 1000 * slope
 
 
 def _jackknife(full: Floats, without_one: Floats, t: float) -> tuple[float | None, float | None]:

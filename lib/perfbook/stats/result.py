@@ -54,6 +54,13 @@ class Estimate(Result):
     confidence: float = 0.95
     method: str = ""
 
+    @property
+    def half_width_pct(self) -> float | None:
+        """Half the interval in per cent of the value: whether more repeats are worth their time."""
+        if not self.value or self.low is None or self.high is None:
+            return None
+        return 100 * (self.high - self.low) / 2 / abs(self.value)
+
     def __str__(self) -> str:
         """``12.4 ms [12.1, 12.9], n = 5``."""
         return units.interval(self.value, self.low, self.high, self.unit, n=self.n, confidence=self.confidence)
