@@ -116,9 +116,7 @@ class Endpoints:
             Start of the trace files' names.
         """
         body = {"max_iterations": iterations, "profile_prefix": prefix}
-        response = self._request(
-            "POST", "/start_profile", {k: v for k, v in body.items() if v is not None}, read_s=120
-        )
+        response = self._request("POST", "/start_profile", {k: v for k, v in body.items() if v is not None}, read_s=120)
         if response.status_code == 404:
             raise ServerFailed(
                 f"{self.base_url}: no profiler; it is armed when the server starts (vLLM's --profiler-config)"
@@ -148,9 +146,7 @@ class Endpoints:
     def _cards(self) -> list[dict[str, Any]]:
         cards = self._json("GET", "/v1/models").get("data")
         if not isinstance(cards, list):
-            raise ServerFailed(
-                f"{self.base_url}/v1/models: no list of models; is this an OpenAI-compatible server?"
-            )
+            raise ServerFailed(f"{self.base_url}/v1/models: no list of models; is this an OpenAI-compatible server?")
         return [card for card in cards if isinstance(card, dict) and isinstance(card.get("id"), str)]
 
     def _json(self, method: str, path: str) -> dict[str, Any]:
@@ -196,9 +192,7 @@ class Endpoints:
         except requests.RequestException as error:
             raise ServerFailed(f"{self.base_url}{path}: {_reason(error)}") from None
         except ValueError:
-            raise ServerFailed(
-                f"{self.base_url}{path}: the request cannot be sent; is the key plain text?"
-            ) from None
+            raise ServerFailed(f"{self.base_url}{path}: the request cannot be sent; is the key plain text?") from None
 
 
 def _reason(error: requests.RequestException) -> str:

@@ -120,7 +120,5 @@ class EngineFacts:
         value["throughput"] = [vars(row) for row in self.throughput]
         error = self.first_error
         value["first_error"] = None if error is None else {**vars(error), "context": list(error.context)}
-        value["findings"] = [
-            {**vars(one), "evidence": [vars(line) for line in one.evidence]} for one in self.findings
-        ]
+        value["findings"] = [{**vars(one), "evidence": [vars(line) for line in one.evidence]} for one in self.findings]
         return value

@@ -55,25 +55,19 @@ def rules() -> tuple[Rule, ...]:
     )
 
 
-def judge(
-    facts: EngineFacts, lines: Sequence[Line], planned_concurrency: int | None = None
-) -> tuple[Finding, ...]:
+def judge(facts: EngineFacts, lines: Sequence[Line], planned_concurrency: int | None = None) -> tuple[Finding, ...]:
     """What the rules find, the severest first."""
     found = []
     for rule in rules():
         evidence = _evidence(rule, facts, lines, planned_concurrency)
         if evidence is not None:
             found.append(
-                Finding(
-                    rule.name, rule.severity, rule.title, rule.meaning, rule.advice, tuple(evidence[:_SHOWN])
-                )
+                Finding(rule.name, rule.severity, rule.title, rule.meaning, rule.advice, tuple(evidence[:_SHOWN]))
             )
     return tuple(sorted(found, key=lambda finding: _SEVERITIES[finding.severity]))
 
 
-def _evidence(
-    rule: Rule, facts: EngineFacts, lines: Sequence[Line], planned: int | None
-) -> list[Evidence] | None:
+def _evidence(rule: Rule, facts: EngineFacts, lines: Sequence[Line], planned: int | None) -> list[Evidence] | None:
     """Lines that make a rule apply; None when it does not."""
     if rule.when is not None:
         return CONDITIONS[rule.when](facts, lines, planned)
@@ -85,10 +79,7 @@ def _evidence(
     if len(hits) < rule.at_least:
         return None
     distinct = {line.text: line for line in reversed(hits)}  # ranks repeat each other
-    return [
-        Evidence(line.number, line.text[:240])
-        for line in sorted(distinct.values(), key=lambda line: line.number)
-    ]
+    return [Evidence(line.number, line.text[:240]) for line in sorted(distinct.values(), key=lambda line: line.number)]
 
 
 def _eager(facts: EngineFacts, lines: Sequence[Line], planned: int | None) -> list[Evidence] | None:
@@ -100,9 +91,7 @@ def _eager(facts: EngineFacts, lines: Sequence[Line], planned: int | None) -> li
 def _graphs_lowered(facts: EngineFacts, lines: Sequence[Line], planned: int | None) -> list[Evidence] | None:
     """A line that changed the graph mode, unless everything is off anyhow."""
     changed = [
-        one
-        for one in facts.cuda_graphs.evidence
-        if re.search(r"setting cudagraph_mode=|Overriding to", one.text)
+        one for one in facts.cuda_graphs.evidence if re.search(r"setting cudagraph_mode=|Overriding to", one.text)
     ]
     return changed if changed and not facts.enforce_eager else None
 
@@ -120,9 +109,7 @@ def _nccl_second(facts: EngineFacts, lines: Sequence[Line], planned: int | None)
     """All-reduce is offered to another backend before NCCL."""
     order = facts.all_reduce_backends
     if order and order[0] != "PYNCCL":
-        return [
-            Evidence(line.number, line.text[:240]) for line in lines if "all-reduce backends" in line.text
-        ]
+        return [Evidence(line.number, line.text[:240]) for line in lines if "all-reduce backends" in line.text]
     return None
 
 
@@ -130,17 +117,13 @@ def _cache_small(facts: EngineFacts, lines: Sequence[Line], planned: int | None)
     """Fewer full-length requests fit than will run at once."""
     if planned is None or facts.max_concurrency is None or facts.max_concurrency >= planned:
         return None
-    return [
-        Evidence(line.number, line.text[:240]) for line in lines if "Maximum concurrency for" in line.text
-    ]
+    return [Evidence(line.number, line.text[:240]) for line in lines if "Maximum concurrency for" in line.text]
 
 
 def _waiting(facts: EngineFacts, lines: Sequence[Line], planned: int | None) -> list[Evidence] | None:
     """Requests queued while the cache was nearly full."""
     full = [row for row in facts.throughput if row.waiting > 0 and (row.kv_usage_pct or 0.0) >= 90.0]
-    return [
-        Evidence(row.line, f"{row.waiting} waiting, cache {row.kv_usage_pct} % full") for row in full
-    ] or None
+    return [Evidence(row.line, f"{row.waiting} waiting, cache {row.kv_usage_pct} % full") for row in full] or None
 
 
 CONDITIONS: dict[str, Callable[[EngineFacts, Sequence[Line], int | None], list[Evidence] | None]] = {

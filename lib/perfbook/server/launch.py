@@ -55,7 +55,8 @@ def local_model(model: str) -> Path | str:
     if model.startswith("embedded:"):
         from perfbook.server import embedded
 
-        return embedded.resolve_model(model)
+        resolved = embedded.resolve_model(model)
+        return Path(resolved) if Path(resolved).is_dir() else resolved
     named = Path(model).expanduser()
     for candidate in (named, *([] if named.is_absolute() else [paths.repository() / named])):
         if candidate.is_dir() or (candidate.suffix == ".gguf" and candidate.is_file()):

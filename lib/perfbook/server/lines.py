@@ -61,9 +61,7 @@ def parse_line(number: int, raw: str) -> Line:
     text = clean(raw)
     found = _PREFIX.search(text, 0, _FOREIGN_PREFIX + 160)
     if found is not None and found.start() <= _FOREIGN_PREFIX:
-        return Line(
-            number, found["process"] or "", _rank(found), found["level"], found["time"], text[found.end() :]
-        )
+        return Line(number, found["process"] or "", _rank(found), found["level"], found["time"], text[found.end() :])
     found = _WHO_ONLY.match(text)
     if found is not None:
         return Line(number, found["process"], _rank(found), "", "", text[found.end() :])

@@ -40,11 +40,7 @@ class Delta:
     def mean(self, histogram: str) -> float | None:
         """Mean of what a histogram saw in between; None when it saw nothing."""
         count = self.values.get(f"{histogram}_count", 0.0)
-        return (
-            self.values[f"{histogram}_sum"] / count
-            if count > 0 and f"{histogram}_sum" in self.values
-            else None
-        )
+        return self.values[f"{histogram}_sum"] / count if count > 0 and f"{histogram}_sum" in self.values else None
 
 
 def parse_metrics(text: str) -> dict[str, float]:

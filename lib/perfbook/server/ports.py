@@ -19,9 +19,7 @@ class Listener:
 
     def __str__(self) -> str:
         """Text for messages."""
-        return (
-            "a process of another user" if self.pid is None else f"pid {self.pid} ({self.title or 'unknown'})"
-        )
+        return "a process of another user" if self.pid is None else f"pid {self.pid} ({self.title or 'unknown'})"
 
 
 def listeners(port: int) -> list[Listener]:

@@ -125,17 +125,13 @@ def start(
     if server.model is None:
         raise BadInput("server.base_url: this variant attaches to a server; there is none to start")
     if find(run) is not None:
-        raise BadInput(
-            f"{run.name} has a server running; use it, or stop it first (perfbook stop {run.name})"
-        )
+        raise BadInput(f"{run.name} has a server running; use it, or stop it first (perfbook stop {run.name})")
     left = stop_run(run)
     if not left.clean:
         raise ServerFailed(f"{run.name}: its last server could not be removed: {', '.join(left.left)}")
     model = local_model(server.model)
     port = _port(server.host, server.port)
-    command = build_command(
-        variant, port=port, model=model, traces=run.path / "traces", extra_args=extra_args
-    )
+    command = build_command(variant, port=port, model=model, traces=run.path / "traces", extra_args=extra_args)
     with Interrupts() as interrupts:
         known: ServerState | None = None
         try:
@@ -183,9 +179,7 @@ def attach(variant: Variant) -> ServerHandle:
     if not served:
         raise ServerFailed(f"{endpoints.base_url}: serves no model")
     if server.name and server.name not in served:
-        raise BadInput(
-            f"server.served_name: {endpoints.base_url} serves {', '.join(served)}, not {server.name!r}"
-        )
+        raise BadInput(f"server.served_name: {endpoints.base_url} serves {', '.join(served)}, not {server.name!r}")
     return ServerHandle(
         endpoints.base_url,
         server.name or served[0],
@@ -289,11 +283,7 @@ def _wait(
                 loading.say(f"ready after {now - begun:.0f} s")
                 return replace(known, stage="ready", ready_s=round(time.monotonic() - begun, 3))
         if now > deadline:
-            holder = [
-                one
-                for one in ports.listeners(known.port)
-                if one.pid not in {member.pid for member in members}
-            ]
+            holder = [one for one in ports.listeners(known.port) if one.pid not in {member.pid for member in members}]
             because = f"; port {known.port} is held by {holder[0]}" if holder else ""
             raise ServerFailed(
                 f"not ready after {variant.server.ready_timeout_s:.0f} s (server.ready_timeout_s), "
@@ -378,9 +368,7 @@ def _port(host: str, port: int) -> int:
         return port
     holders = ports.listeners(port)
     who = f"held by {holders[0]}" if holders else "in use"
-    raise BadInput(
-        f"server.port: {port} is {who}, which is not this run's server; stop it or set server.port to 0"
-    )
+    raise BadInput(f"server.port: {port} is {who}, which is not this run's server; stop it or set server.port to 0")
 
 
 def _short_temporary() -> str:
@@ -390,9 +378,7 @@ def _short_temporary() -> str:
 
 def _next_log(folder: Path) -> Path:
     taken = {path.name for path in folder.glob("server-*.log")}
-    return next(
-        folder / name for number in range(1, 10_000) if (name := f"server-{number:02d}.log") not in taken
-    )
+    return next(folder / name for number in range(1, 10_000) if (name := f"server-{number:02d}.log") not in taken)
 
 
 def _reap() -> None:

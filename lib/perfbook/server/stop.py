@@ -86,9 +86,7 @@ class StopReport:
         return "\n".join(lines)
 
 
-def stop_run(
-    run: Run, *, grace_s: float | None = None, hurry: Callable[[], bool] = lambda: False
-) -> StopReport:
+def stop_run(run: Run, *, grace_s: float | None = None, hurry: Callable[[], bool] = lambda: False) -> StopReport:
     """Stop the server that a run started; safe to repeat, from any process.
 
     Parameters
@@ -165,12 +163,7 @@ def _finish(run: Run, known: ServerState, report: StopReport, begun: float) -> S
     alive = [one for one in known.tree if one.alive]
     left = [f"pid {one.pid} ({one.title})" for one in alive]
     pids = {one.pid for one in known.tree}
-    left += [
-        f"GPU {card.index} memory of pid {pid}"
-        for card in devices.gpus()
-        for pid in card.holders
-        if pid in pids
-    ]
+    left += [f"GPU {card.index} memory of pid {pid}" for card in devices.gpus() for pid in card.holders if pid in pids]
     foreign = [f"port {known.port}: {one}" for one in ports.listeners(known.port) if one.pid not in pids]
     removed: list[str] = []
     if not alive:

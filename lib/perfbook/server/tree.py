@@ -89,16 +89,10 @@ def tree_of(leader: Process, seen: Iterable[Process] = ()) -> list[Process]:
     one of ours lives.
     """
     table = _table()
-    ours = {
-        one.pid
-        for one in (leader, *seen)
-        if one.pid in table and table[one.pid].start_ticks == one.start_ticks
-    }
+    ours = {one.pid for one in (leader, *seen) if one.pid in table and table[one.pid].start_ticks == one.start_ticks}
     if ours:
         ours |= {
-            now.pid
-            for now in table.values()
-            if now.session == leader.pid and now.start_ticks >= leader.start_ticks
+            now.pid for now in table.values() if now.session == leader.pid and now.start_ticks >= leader.start_ticks
         }
     children: dict[int, list[int]] = {}
     for now in table.values():
