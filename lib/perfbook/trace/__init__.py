@@ -1,0 +1,14 @@
+"""Profiler traces: where the time of a decode step goes, per category, phase, rank and collective.
+
+A trace is read into columns (:mod:`.read` for torch.profiler JSON, :mod:`.nsys` for Nsight Systems), kernels are
+named (:mod:`.kernels`), events are dealt to engine steps (:mod:`.steps`), and everything after that is arithmetic
+(:mod:`.breakdown`, :mod:`.ranks`, :mod:`.compare`). :func:`analyse` goes all the way from paths to a report.
+"""
+
+from __future__ import annotations
+
+from perfbook.trace.analyse import analyse
+from perfbook.trace.compare import beside_unprofiled, diff
+from perfbook.trace.report import TraceReport, render_text
+
+__all__ = ["TraceReport", "analyse", "beside_unprofiled", "diff", "render_text"]

@@ -1,0 +1,90 @@
+"""From paths to a report, one process per rank."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from perfbook.errors import BadInput, PerfbookError
+from perfbook.trace.breakdown import phases
+from perfbook.trace.files import find_traces
+from perfbook.trace.kernels import user_rules as read_user_rules
+from perfbook.trace.rank import RankTrace, summarise_file
+from perfbook.trace.ranks import align
+from perfbook.trace.report import TraceReport
+
+_WORTH_A_PROCESS_BYTES = 4 << 20
+
+
+def analyse(paths: Sequence[Path], *, user_rules: Path | None = None) -> TraceReport:
+    """Break down the traces of one or more ranks.
+
+    Parameters
+    ----------
+    paths : trace files (torch.profiler JSON, plain or gzip; Nsight Systems SQLite), or directories of them.
+    user_rules : a TOML file of kernel rules to try before the standard ones.
+
+    Raises
+    ------
+    BadInput
+        Nothing there, unreadable, or not a trace.
+    """
+    found = find_traces([Path(p) for p in paths])
+    rules = read_user_rules(user_rules) if user_rules else ()
+    if len(found.files) > 1 and sum(f.stat().st_size for f in found.files) > _WORTH_A_PROCESS_BYTES:
+        with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
+            read = list(pool.map(lambda f: _summarise_in_child(f, user_rules), found.files))
+    else:
+        read = [summarise_file(f, rules) for f in found.files]
+    ranks, warnings = _numbered([rank for several in read for rank in several])
+    warnings += [f"{path.name} is not read: {reason}" for path, reason in found.passed_over]
+    if len(ranks) == 1:
+        warnings.append("one rank: the time of a collective cannot be split into transfer and waiting for other ranks")
+    elif align(ranks) is None:
+        warnings.append("the ranks' steps do not correspond: collectives cannot be split into transfer and waiting")
+    return TraceReport(tuple(ranks), phases(ranks), tuple(warnings))
+
+
+def _summarise_in_child(path: Path, rules: Path | None) -> list[RankTrace]:
+    """What :func:`summarise_file` returns, computed in a child process.
+
+    Raises
+    ------
+    PerfbookError
+        As in the child; or it died.
+    """
+    library = str(Path(__file__).parents[2])
+    known = [library, *filter(None, [os.environ.get("PYTHONPATH")])]
+    command = [sys.executable, "-m", "perfbook.trace.worker", str(path), *([str(rules)] if rules else [])]
+    done = subprocess.run(
+        command, capture_output=True, check=False, env=os.environ | {"PYTHONPATH": os.pathsep.join(known)}
+    )
+    if done.returncode:
+        last = (done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}").splitlines()[-1]
+        raise PerfbookError(f"{path}: reading the trace failed: {last}")
+    outcome: list[RankTrace] | BadInput = pickle.loads(done.stdout)
+    if isinstance(outcome, BadInput):
+        raise outcome
+    return outcome
+
+
+def _numbered(ranks: list[RankTrace]) -> tuple[list[RankTrace], list[str]]:
+    """Ranks in order, each with a number of its own, and what is missing."""
+    warnings = []
+    numbers = [r.rank for r in ranks]
+    if None in numbers or len(set(numbers)) < len(numbers):
+        if len(ranks) > 1:
+            warnings.append("which rank is which is not said, or said twice: numbered in order of file names")
+        ranks = [replace(r, rank=i) for i, r in enumerate(ranks)]
+    ranks = sorted(ranks, key=lambda r: r.rank or 0)
+    world = max((r.world_size or 0 for r in ranks), default=0)
+    if missing := sorted(set(range(world)) - {r.rank for r in ranks}):
+        some = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
+        warnings.append(f"{len(missing)} of {world} ranks are missing: {some}")
+    return ranks, warnings

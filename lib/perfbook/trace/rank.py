@@ -1,0 +1,245 @@
+"""One rank's trace reduced to what the breakdown needs: per step the times, per step and kernel the sums."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfbook.trace.columns import UNKNOWN, Columns, IntArray, Trace, narrow
+from perfbook.trace.damage import without_damage
+from perfbook.trace.intervals import union
+from perfbook.trace.kernels import COMMUNICATION, Rule, classify
+from perfbook.trace.nsys import is_sqlite, read_nsys
+from perfbook.trace.read import read_trace
+from perfbook.trace.selftime import containers, host_operators, self_times
+from perfbook.trace.steps import Segmentation, Step, find_steps
+
+_LAUNCH = re.compile(r"launch(?!hostfunc)", re.I)
+_ENOUGH_LAUNCHES = 0.95
+_ENOUGH_KERNELS = 0.9
+_PAUSE_STEPS = 20
+_IDLE = ("host", "launch", "device", "unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Arrays with one value per step, in ns.
+
+    A step's wall time runs from its first device event to the next step's first one, so that the time in which the
+    host prepares the next step is part of it. ``host_ns`` + ``launch_ns`` + ``device_ns`` + ``unknown_ns`` is its idle
+    time: before a step's first kernel the device waited for the host, before a later one that had not been launched
+    yet for the launch, before one that had for something on the device itself. ``closed`` is False where no next step
+    ends the wall time (the last step, or a pause in the work): it then ends with the step's last device event.
+    ``hidden_ns`` is communication under other work, ``exposed_ns`` communication with nothing beside it.
+    """
+
+    wall_ns: IntArray
+    closed: NDArray[np.bool_]
+    busy_ns: IntArray
+    host_ns: IntArray
+    launch_ns: IntArray
+    device_ns: IntArray
+    unknown_ns: IntArray
+    hidden_ns: IntArray
+    exposed_ns: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Summed durations and calls by step and name: parallel arrays; step -1 is what belongs to no step."""
+
+    step: IntArray
+    name: IntArray
+    dur_ns: IntArray
+    calls: IntArray
+    outermost_calls: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Every communication call in order of start: its step, name, payload and duration."""
+
+    step: IntArray
+    name: IntArray
+    message_bytes: IntArray
+    dur_ns: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    """What one rank's trace says; see the parts for units.
+
+    ``device`` is "gpu", or "cpu" for a trace of the host alone, in which busy means traced operators. ``launch_share``
+    is the share of launches whose kernels are recorded; None where no launch is.
+    """
+
+    label: str
+    rank: int | None
+    world_size: int | None
+    device: str
+    events: int
+    gpu_events: int
+    how: str
+    names: tuple[str, ...]
+    categories: tuple[str, ...]
+    steps: tuple[Step, ...]
+    step_base_ns: int
+    times: StepTimes
+    sums: Sums
+    calls: Calls
+    span_ns: int
+    busy_ns: int
+    launch_share: float | None
+    idle_reliable: bool
+    warnings: tuple[str, ...]
+
+
+def summarise_file(path: Path, rules: Sequence[Rule] = ()) -> list[RankTrace]:
+    """Read a trace file and reduce it; an Nsight Systems export may hold several ranks."""
+    traces = read_nsys(path) if is_sqlite(path) else [read_trace(path)]
+    return [summarise(trace, rules) for trace in traces]
+
+
+def summarise(trace: Trace, rules: Sequence[Rule] = ()) -> RankTrace:
+    """Reduce a trace: classify, deal to steps, add up."""
+    all_categories = [classify(name, rules) for name in trace.names]
+    gpu, warnings = without_damage(trace.gpu, trace.window_ns)
+    on_gpu = len(gpu) > 0
+    if not on_gpu:
+        trace = replace(trace, ops=host_operators(trace))
+    seg = find_steps(trace, gpu)
+    events = gpu if on_gpu else trace.ops
+    owner = narrow(seg.owner)
+    self_ns: IntArray = events.dur_ns
+    outermost = np.ones(len(events), bool)
+    if not on_gpu and len(events):
+        self_ns, outermost = self_times(events, all_categories)
+        working = ~containers(trace.names)[events.name]
+        events, owner = events.take(working), owner[working]
+        self_ns, outermost = self_ns[working], outermost[working]
+    communication = np.array([c in COMMUNICATION for c in all_categories], bool)
+    share = _launch_share(trace, gpu)
+    reliable = on_gpu and share is not None and share >= _ENOUGH_LAUNCHES
+    if on_gpu and share is None:
+        warnings.append("no launches recorded: where the idle time comes from cannot be told")
+    elif on_gpu and not reliable:
+        warnings.append(
+            f"only {100 * (share or 0):.0f} % of the launches have kernels in the trace: idle time is unreliable"
+        )
+    if partial := _partly_recorded(seg):
+        reliable = False
+        warnings.append(f"{partial} steps have far fewer kernels than others of their kind: idle time is unreliable")
+    if not on_gpu and len(events):
+        warnings.append("no device events: self time of host operators; idle means not traced")
+    covered = union(events.start_ns, events.end_ns)
+    used = np.unique(events.name)
+    position = np.zeros(len(trace.names), np.int64)
+    position[used] = np.arange(len(used))
+    names = position[events.name]
+    is_call = communication[events.name] & outermost
+    return RankTrace(
+        label=trace.label,
+        rank=trace.rank,
+        world_size=trace.world_size,
+        device="gpu" if on_gpu else "cpu",
+        events=trace.events,
+        gpu_events=len(trace.gpu),
+        how=seg.how,
+        names=tuple(trace.names[i] for i in used),
+        categories=tuple(all_categories[i] for i in used),
+        steps=seg.steps,
+        step_base_ns=trace.base_ns,
+        times=_step_times(events, owner, seg, communication[events.name]),
+        sums=_sums(owner, names, self_ns, outermost, len(used)),
+        calls=Calls(owner[is_call], names[is_call], events.message_bytes[is_call], self_ns[is_call]),
+        span_ns=int(covered.end_ns[-1] - covered.start_ns[0]) if len(events) else 0,
+        busy_ns=covered.total_ns,
+        launch_share=share,
+        idle_reliable=reliable,
+        warnings=(*trace.warnings, *warnings, *seg.warnings),
+    )
+
+
+def _launch_share(trace: Trace, gpu: Columns) -> float | None:
+    """Share of kernel and graph launches that have device events; None where no launch is recorded."""
+    starts = np.array([bool(_LAUNCH.search(name)) for name in trace.names], bool)
+    if not len(trace.launches) or not starts[trace.launches.name].any():
+        return None
+    ids = trace.launches.correlation[starts[trace.launches.name]]
+    return float(np.isin(ids, gpu.correlation).mean())
+
+
+def _partly_recorded(seg: Segmentation) -> int:
+    """How many steps have far fewer events than the other steps of the same name."""
+    if seg.how != "annotations":
+        return 0
+    counts = np.bincount(seg.owner[seg.owner >= 0], minlength=len(seg.steps))
+    by_name: dict[str, list[int]] = {}
+    for i, step in enumerate(seg.steps):
+        if step.set_aside is None:
+            by_name.setdefault(step.name, []).append(int(counts[i]))
+    return sum(sum(n < _ENOUGH_KERNELS * max(group) for n in group) for group in by_name.values())
+
+
+def _sums(owner: IntArray, names: IntArray, dur_ns: IntArray, outermost: IntArray, width: int) -> Sums:
+    """Durations and calls added up by step and name."""
+    if not len(owner):
+        return Sums(*(np.zeros(0, np.int64) for _ in range(5)))
+    keys, inverse = np.unique((owner.astype(np.int64) + 1) * width + names, return_inverse=True)
+    calls = np.bincount(inverse)
+    dur, outer = (np.bincount(inverse, weights=w).astype(np.int64) for w in (dur_ns, outermost))
+    return Sums(keys // width - 1, keys % width, dur, calls, outer)
+
+
+def _step_times(events: Columns, owner: IntArray, seg: Segmentation, is_comm: IntArray) -> StepTimes:
+    """Wall, busy, idle and overlap of each step."""
+    count = len(seg.steps)
+    on_gpu = len(seg.launch_ns) > 0
+    last = np.full(count, -1, np.int64)
+    np.maximum.at(last, owner[owner >= 0], events.end_ns[owner >= 0])
+    present = np.flatnonzero(last >= 0)
+    start = _begins(events, owner, count) if on_gpu else np.array([s.start_ns for s in seg.steps], np.int64)
+    stop = np.where(last >= 0, last, start)
+    closed = np.zeros(count, bool)
+    if len(present) > 1:
+        closed[present[:-1]] = True
+        length = start[present[1:]] - start[present[:-1]]
+        pause = length > _PAUSE_STEPS * np.median(length)
+        closed[present[:-1][pause]] = False
+        stop[present[:-1][~pause]] = start[present[1:][~pause]]
+    else:
+        closed[present] = True
+    cover, comm, rest = (union(e.start_ns, e.end_ns) for e in (events, events.take(is_comm), events.take(~is_comm)))
+    busy = cover.before(stop) - cover.before(start)
+    communicating = comm.before(stop) - comm.before(start)
+    # An operator around a collective covers it, so on the host nothing can be called hidden.
+    exposed = busy - (rest.before(stop) - rest.before(start)) if on_gpu else communicating
+    idle = {kind: np.zeros(count, np.int64) for kind in _IDLE}
+    if on_gpu and len(present):
+        gap_start, gap_end, opener = cover.end_ns[:-1], cover.start_ns[1:], cover.opener[1:]
+        window = present[np.maximum(np.searchsorted(start[present], gap_end, "left") - 1, 0)]
+        inside = (gap_start >= start[window]) & (gap_end <= stop[window])
+        launch, mine = seg.launch_ns[opener], owner[opener]
+        waits = [launch == UNKNOWN, launch <= gap_start, mine != window]
+        kinds = np.select(waits, ["unknown", "device", "host"], "launch")
+        for kind, total in idle.items():
+            chosen = inside & (kinds == kind)
+            np.add.at(total, window[chosen], (gap_end - gap_start)[chosen])
+    waits_ns = (idle["host"], idle["launch"], idle["device"], idle["unknown"])
+    return StepTimes(stop - start, closed, busy, *waits_ns, communicating - exposed, exposed)
+
+
+def _begins(events: Columns, owner: IntArray, count: int) -> IntArray:
+    """First device event of each step on the stream that works most: a copy for the next step may run far ahead."""
+    main = np.bincount(events.lane, weights=events.dur_ns).argmax()
+    first = np.full(count, np.iinfo(np.int64).max)
+    for chosen in ((owner >= 0) & (events.lane == main), owner >= 0):
+        found = np.full(count, np.iinfo(np.int64).max)
+        np.minimum.at(found, owner[chosen], events.start_ns[chosen])
+        first = np.where(first == np.iinfo(np.int64).max, found, first)
+    return np.where(first == np.iinfo(np.int64).max, 0, first)

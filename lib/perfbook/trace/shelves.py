@@ -1,0 +1,154 @@
+"""Events of one trace on shelves, by kind, packed into columns chunk by chunk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from perfbook.trace.clock import exact_ns, float_ns, int64_ids
+from perfbook.trace.columns import UNKNOWN, Columns, Trace, narrow
+from perfbook.trace.events import (
+    KINDS,
+    SIZED_OPS,
+    Event,
+    ExactEvent,
+    Value,
+    largest_input_bytes,
+    message_bytes,
+    starts_work,
+)
+
+
+class _Shelf:
+    """Columns of one kind while they grow."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[Any, Any, int, int, int, int]] = []
+        self.parts: list[Columns] = []
+
+    def packed(self, exact: bool) -> tuple[Columns, int]:
+        """The rows so far as arrays, and how many had times that cannot be."""
+        if not self.rows:
+            return Columns.empty(), 0
+        ts, dur, *others = zip(*self.rows, strict=True)
+        start, ok = (exact_ns if exact else float_ns)(ts)
+        length, sane = float_ns(dur)
+        ok &= sane & (length >= 0)
+        arrays = [int64_ids(values) for values in others]
+        return Columns(start[ok], *(narrow(a[ok]) for a in (length, *arrays))), int(len(ok) - ok.sum())
+
+    def columns(self) -> Columns:
+        """Everything, in order of start."""
+        parts, self.parts = self.parts, []
+        return Columns.join([part for part in parts if len(part)]).by_start()
+
+
+class Shelves:
+    """All kinds of events of one trace while it is read."""
+
+    def __init__(self, with_python: bool = False) -> None:
+        kinds = KINDS | ({"python_function": "op"} if with_python else {})
+        self.kind_of = {spelt: kind for cat, kind in kinds.items() for spelt in (cat, cat.capitalize(), cat.upper())}
+        self.shelves = {kind: _Shelf() for kind in ("gpu", "launch", "annotation", "op", "window")}
+        self.names: dict[str, int] = {}
+        self.lanes: dict[tuple[Value, Value], int] = {}
+        self.wanted_call: dict[str, bool] = {}
+        self.events = 0
+        self.impossible_times = 0
+
+    def put(self, events: Sequence[Event]) -> None:
+        """Keep what matters of a list of events.
+
+        Raises
+        ------
+        PrecisionLost
+            Decode the same text again with ``EXACT``; nothing of it was kept.
+        """
+        exact = bool(events) and isinstance(events[0], ExactEvent)
+        rows = {kind: shelf.rows for kind, shelf in self.shelves.items()}
+        keep_ops = not any(map(len, self.shelves["gpu"].parts))
+        names, lanes, kind_of = self.names, self.lanes, self.kind_of
+        for event in events:
+            kind = kind_of.get(event.cat)  # type: ignore[arg-type]
+            if kind is None or event.ph != "X" or (kind == "op" and not keep_ops):
+                continue
+            args = event.args
+            name = event.name
+            if name.__class__ is not str:
+                name = str(name)
+            correlation = message = UNKNOWN
+            where = (event.pid, event.tid)
+            if kind == "gpu":
+                if args is not None:
+                    correlation = args.correlation  # type: ignore[assignment]
+                    if args.stream is not None:
+                        where = (args.device, args.stream)
+                    if args.elements is not None:
+                        message = message_bytes(args.elements, args.dtype)
+            elif kind == "launch":
+                if not self._wanted(name):
+                    continue
+                if args is not None:
+                    correlation = args.correlation  # type: ignore[assignment]
+            elif kind == "op" and args is not None and SIZED_OPS.search(name):
+                message = largest_input_bytes(args)
+            rows[kind].append((event.ts, event.dur, names.setdefault(name, len(names)),
+                               lanes.setdefault(where, len(lanes)), correlation, message))  # fmt: skip
+        try:
+            packed = [shelf.packed(exact) for shelf in self.shelves.values()]
+        finally:
+            for shelf in self.shelves.values():
+                shelf.rows = []
+        for shelf, (columns, impossible) in zip(self.shelves.values(), packed, strict=True):
+            shelf.parts.append(columns)
+            self.impossible_times += impossible
+        if not keep_ops:
+            self.shelves["op"].parts = []
+        self.events += len(events)
+
+    def _wanted(self, call: str) -> bool:
+        wanted = self.wanted_call.get(call)
+        if wanted is None:
+            wanted = self.wanted_call[call] = starts_work(call)
+        return wanted
+
+    def trace(self, path: Path, meta: dict[str, Any], warnings: Sequence[str]) -> Trace:
+        """The finished trace."""
+        columns = {kind: shelf.columns() for kind, shelf in self.shelves.items()}
+        if len(columns["gpu"]):
+            columns["op"] = Columns.empty()
+        said = list(warnings)
+        if self.impossible_times:
+            said.append(f"{self.impossible_times} events have no usable start or duration and are left out")
+        window = columns["window"]
+        distributed = meta.get("distributedInfo")
+        distributed = distributed if isinstance(distributed, dict) else {}
+        return Trace(
+            label=path.name,
+            rank=_rank(distributed.get("rank"), path.name),
+            world_size=_whole(distributed.get("world_size")),
+            events=self.events,
+            base_ns=_whole(meta.get("baseTimeNanoseconds")) or 0,
+            window_ns=(int(window.start_ns.min()), int(window.end_ns.max())) if len(window) else None,
+            names=list(self.names),
+            lanes=[f"{a}/{b}" for a, b in self.lanes],
+            gpu=columns["gpu"],
+            launches=columns["launch"],
+            annotations=columns["annotation"],
+            ops=columns["op"],
+            warnings=tuple(said),
+        )
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _rank(said: object, file_name: str) -> int | None:
+    """The rank that the metadata says, or else the file's name."""
+    if (rank := _whole(said)) is not None:
+        return rank
+    named = re.search(r"rank[_-]?(\d+)", file_name)
+    return int(named[1]) if named else None
