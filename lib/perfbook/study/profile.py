@@ -1,0 +1,241 @@
+"""06: where does a decode step go?
+
+The profiler runs for a bounded number of engine steps while a cell decodes, after a warm-up, and never inside a
+measured cell: it slows the server. Every profile is therefore set beside the unprofiled time per token at the same
+concurrency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfbook import figures, trace
+from perfbook.desk import Desk, Verdict
+from perfbook.errors import BadInput
+from perfbook.figures import Figure
+from perfbook.figures.cells import statistic
+from perfbook.report.table import Column, Table
+from perfbook.stream.load import measure as measure_cell
+from perfbook.stream.workload import RequestShape
+from perfbook.trace import TraceReport
+from perfbook.trace.compare import Inflation
+from perfbook.units import number, quantity
+
+NOTEBOOK = "06_profiler_breakdown"
+TRACES = "*.pt.trace.json*"
+STOP_TIMEOUT_S = 1800.0  # writing the traces of eight ranks takes many minutes
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One profile: its concurrency, files, breakdown, and the inflation where an unprofiled TPOT is known."""
+
+    concurrency: int
+    files: tuple[Path, ...]
+    report: TraceReport
+    inflation: Inflation | None
+
+    @property
+    def phase(self) -> str:
+        """The phase shown: decode, or all where the trace has no decode step."""
+        return "decode" if "decode" in self.report.phases else "all"
+
+
+def record_traces(desk: Desk, progress: Callable[[str], None]) -> list[Profile]:
+    """Take and analyse one profile per concurrency; empty, with a finding, where the profiler is not armed."""
+    plan = desk.variant.profile
+    server = desk.server()
+    if not server.endpoints.can_profile():
+        desk.find("no_profiler", evidence="the server's list of routes has no /start_profile")
+        return []
+    profiles = []
+    with desk.measuring():
+        for concurrency in plan.concurrency:
+            progress(f"{concurrency} streams")
+            files = _take(desk, concurrency)
+            if not files:
+                desk.find(
+                    "no_traces", subject=str(concurrency), concurrency=concurrency, evidence="no new file appeared"
+                )
+                continue
+            report = trace.analyse(files)
+            profiles.append(Profile(concurrency, files, report, _inflation(report, desk, concurrency)))
+            _record(desk, profiles[-1])
+    return profiles
+
+
+def _take(desk: Desk, concurrency: int) -> tuple[Path, ...]:
+    """Profile a bounded number of steps of a cell; the new trace files."""
+    plan, workload = desk.variant.profile, desk.variant.workload
+    server, folder = desk.server(), desk.run.path / "traces"
+    shape = RequestShape(
+        output_tokens=plan.output_tokens,
+        min_tokens=plan.output_tokens if workload.ignore_eos else 0,
+        ignore_eos=workload.ignore_eos,
+        temperature=workload.temperature,
+        extra_body=workload.extra_body,
+    )
+    prompts = desk.prompts(desk.variant.sweep.prompt_tokens, 2 * concurrency, workload.seed + 7_000_000 + concurrency)
+    before = set(folder.rglob(TRACES))
+    # The warm-up cell takes what a first batch of this size costs (compilation, allocation) out of the trace.
+    measure_cell(desk.endpoint(), prompts[:concurrency], shape, concurrency=concurrency, requests=concurrency, warmup=0)
+    server.endpoints.start_profile(iterations=plan.iterations, prefix=f"c{concurrency}")
+    try:
+        measure_cell(
+            desk.endpoint(), prompts[concurrency:], shape, concurrency=concurrency, requests=concurrency, warmup=0
+        )
+    finally:
+        server.endpoints.stop_profile(STOP_TIMEOUT_S)
+    return tuple(sorted(set(folder.rglob(TRACES)) - before))
+
+
+def unprofiled_tpot_ms(desk: Desk, concurrency: int) -> float | None:
+    """TPOT at a concurrency without the profiler: 04's median there, else 03's for one stream; None: not measured."""
+    cells = [c for c in desk.run.records("sweep_cell") if c["concurrency"] == concurrency]
+    known = sorted(value for cell in cells if (value := statistic(cell, "tpot_ms", "p50")) is not None)
+    if known:
+        return known[len(known) // 2]
+    single = desk.run.record("single_stream")
+    return single["tpot_ms"] if single and concurrency == 1 else None
+
+
+def _inflation(report: TraceReport, desk: Desk, concurrency: int) -> Inflation | None:
+    tpot_ms = unprofiled_tpot_ms(desk, concurrency)
+    if tpot_ms is None or "decode" not in report.phases:
+        return None
+    return trace.beside_unprofiled(report, tpot_ms, concurrency)
+
+
+def _record(desk: Desk, profile: Profile) -> None:
+    said = profile.report.to_json()
+    phase = said["phases"].get(profile.phase)
+    if phase is None:
+        raise BadInput(f"{profile.files[0].name}: the trace holds no step; profile while requests are running")
+    inflation = profile.inflation
+    record = desk.record(
+        "profile",
+        {
+            "concurrency": profile.concurrency,
+            "phase": profile.phase,
+            "step_ms": phase["step_ms"]["mean"],
+            "steps": phase["steps"],
+            "unprofiled_tpot_ms": inflation.tpot_ms if inflation else None,
+            "inflation": inflation.ratio if inflation else None,
+            "inflation_sits_in": inflation.placed if inflation else None,
+            "busy_share": phase["busy_share"],
+            "categories": phase["categories"],
+            "unclassified_share": phase["unclassified_share"],
+            "collectives": phase["collectives"],
+            "ranks": said["ranks"],
+            "files": [path.name for path in profile.files],
+        },
+        key=str(profile.concurrency),
+    )
+    sentence = top_sentence(profile)
+    desk.record("bottleneck", {"regime": f"{_streams(profile.concurrency)} (profiled)", "sentence": sentence},
+                key=str(profile.concurrency))  # fmt: skip
+    desk.find(
+        "step_goes_to",
+        subject=str(profile.concurrency),
+        sentence=sentence.rstrip("."),
+        evidence=f"{phase['steps']} profiled steps on {len(said['ranks'])} rank(s)",
+        verdict=inflation.sentence if inflation else "inflation unknown: no unprofiled TPOT at this concurrency",
+        records=[record],
+    )
+
+
+def top_sentence(profile: Profile) -> str:
+    """``At 1 stream all_reduce is 51.5 % of a decode step: 122 calls, 11.17 ms.``"""
+    phase = profile.report.phases[profile.phase]
+    top = max(phase.categories, key=lambda part: part.ms_per_step)
+    return (
+        f"At {_streams(profile.concurrency)} {top.category} is {number(100 * top.share_of_step)} % of a "
+        f"{profile.phase} step: {number(top.calls_per_step)} calls, {quantity(top.ms_per_step, 'ms', 4)}."
+    )
+
+
+def breakdown_table(profile: Profile) -> Table:
+    """Milliseconds, shares and calls per category of one phase."""
+    phase = profile.report.phases[profile.phase]
+    rows = [
+        (part.category, part.ms_per_step, 100 * part.share, 100 * part.share_of_step, part.calls_per_step)
+        for part in phase.categories
+    ]
+    return Table(
+        [
+            "category", Column("time per step", "ms", digits=4), Column("of device time", "pct"),
+            Column("of the step", "pct"), Column("calls per step"),
+        ],
+        rows,
+        caption=f"{profile.phase.capitalize()} step at {_streams(profile.concurrency)}: {phase.steps} steps, mean "
+        f"{quantity(phase.step_mean_ms, 'ms')}, busy {number(100 * phase.busy_share)} % "
+        f"({len(profile.report.ranks)} rank(s), per rank)",
+    )  # fmt: skip
+
+
+def kernel_table(profile: Profile, most: int = 12) -> Table:
+    """The kernels (or operators) that take most of the time."""
+    phase = profile.report.phases[profile.phase]
+    rows = [
+        (part.name[:90], part.category, part.ms_per_step, 100 * part.share, part.calls_per_step)
+        for part in phase.kernels[:most]
+    ]
+    return Table(
+        [
+            "kernel",
+            "category",
+            Column("time per step", "ms", digits=4),
+            Column("of device time", "pct"),
+            Column("calls per step"),
+        ],
+        rows,
+        caption=f"The {len(rows)} longest of {len(phase.kernels)} kernels at {_streams(profile.concurrency)}",
+    )
+
+
+def breakdown_figure(desk: Desk, profiles: Sequence[Profile]) -> Figure | str:
+    """One stacked bar per phase and profile."""
+    bars: list[dict[str, Any]] = []
+    for profile in profiles:
+        for name, phase in profile.report.to_json()["phases"].items():
+            if name != "all" or len(profile.report.phases) == 1:
+                bars.append({"label": f"{name}, {_streams(profile.concurrency)}", **phase})
+    if not bars:
+        return "Nothing was profiled."
+    return desk.figure("step_breakdown", figures.step_breakdown(bars, rehearsed=desk.run.rehearsed))
+
+
+def warnings_table(profiles: Sequence[Profile]) -> Table | str:
+    """What the traces say about their own reliability."""
+    rows = [
+        (profile.concurrency, str(rank["rank"]), warning)
+        for profile in profiles
+        for rank in profile.report.to_json()["ranks"]
+        for warning in rank["warnings"]
+    ]
+    return (
+        Table(["streams", "rank", "warning"], rows, caption="Read with care")
+        if rows
+        else "The traces raise no warning."
+    )
+
+
+def conclude(desk: Desk, profiles: Sequence[Profile]) -> Verdict:
+    """One sentence per profile, with the inflation."""
+    if not profiles:
+        return desk.conclude(
+            "Not profiled: the server offers no profiler or wrote no trace; the rest of the workbook does not need it."
+        )
+    parts = []
+    for profile in profiles:
+        parts.append(top_sentence(profile))
+        if profile.inflation is not None:
+            parts.append(profile.inflation.sentence[:1].upper() + profile.inflation.sentence[1:])
+    return desk.conclude(" ".join(parts))
+
+
+def _streams(concurrency: int) -> str:
+    return "1 stream" if concurrency == 1 else f"{concurrency} streams"
