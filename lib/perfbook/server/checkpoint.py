@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from perfbook.record.devices import Gpu
 from perfbook.server.problems import Problem
@@ -169,7 +169,7 @@ def _cache_format(model: Checkpoint, args: Mapping[str, Any], gpus: Sequence[Gpu
     asked = [said for said, value in sources if value]
     if not asked or args.get("kv-cache-dtype", "auto") != "auto":
         return
-    lacking = [gpu for gpu in gpus if (gpu.compute_capability or _FP8_CAPABILITY) < _FP8_CAPABILITY]
+    lacking = [gpu for gpu in gpus if not _has_fp8(gpu)]
     yield Problem(
         "error" if lacking else "warning",
         "the checkpoint asks for a quantised KV cache",
@@ -200,5 +200,9 @@ def _size(model: Checkpoint, args: Mapping[str, Any], gpus: Sequence[Gpu], avail
         )  # fmt: skip
 
 
-def _is_count(value: Any) -> bool:
+def _has_fp8(gpu: Gpu) -> bool:
+    return gpu.compute_capability is None or gpu.compute_capability >= _FP8_CAPABILITY
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

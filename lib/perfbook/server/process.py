@@ -22,7 +22,7 @@ from perfbook.errors import BadInput, ServerFailed
 from perfbook.params import Variant
 from perfbook.record.provenance import mask
 from perfbook.record.run import Run, now_utc
-from perfbook.server import ports, state, tree
+from perfbook.server import ports, preflight, state, tree
 from perfbook.server.endpoints import Endpoints
 from perfbook.server.interrupts import Interrupts
 from perfbook.server.launch import MARK, build_command, build_environment, local_model, own_environment
@@ -116,7 +116,7 @@ def start(
     Raises
     ------
     BadInput
-        The port is taken, the model is not there, the run's server still runs, an option belongs elsewhere.
+        The run's server still runs, or the preflight found an error (:func:`perfbook.server.preflight.require`).
     ServerFailed
         It died or did not get ready in time; the message holds the log's first error and the log's path.
         Nothing of it is left running, as after Ctrl-C.
@@ -129,6 +129,7 @@ def start(
     left = stop_run(run)
     if not left.clean:
         raise ServerFailed(f"{run.name}: its last server could not be removed: {', '.join(left.left)}")
+    preflight.require(variant, extra_args=extra_args, extra_env=extra_env)
     model = local_model(server.model)
     port = _port(server.host, server.port)
     command = build_command(variant, port=port, model=model, traces=run.path / "traces", extra_args=extra_args)
