@@ -147,6 +147,9 @@ def test_a_cr_blank_line_completes_with_its_cr():
     assert [e.end for e in sse.parse(b"data: x\r\n\r\n")] == [10]
     assert [e.end for e in sse.parse(b"data: x\n\n")] == [9]
     assert [e.end for e in sse.parse(b"data: x\r\r")] == [9]
+    parser = sse.SseParser()
+    pieces = [b"data: x\r", b"", b"\n", b"", b"\r", b"\n"]
+    assert [e for piece in pieces for e in parser.feed(piece)] == sse.parse(b"data: x\r\n\r\n")
 
 
 def test_unicode_line_separators_are_text():

@@ -2,7 +2,7 @@
 
 A server with a known schedule is started on loopback, the client measures it like any other, and every
 arrival is held against the moment at which its token was sent. What is left is the client's noise floor at
-that concurrency and rate; an effect smaller than that is not the server's. """
+that concurrency and rate; an effect smaller than that is not the server's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class NoiseFloor:
     ``arrival``, ``ttft`` and ``gap`` hold ``mean``, ``p99`` and ``max``; merged events count in none of them
     except ``ttft``. ``outside_interval`` counts merged events whose true time lay outside the interval given
     for them (must be 0). ``server_late_p99_ms`` is the ground-truth server's lateness against its own
-    schedule. """
+    schedule."""
 
     concurrency: int
     tick_ms: float

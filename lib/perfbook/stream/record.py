@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import tempfile
 from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import IO
 
 
@@ -88,3 +90,46 @@ class Spool:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When requests start and when to stop.
+
+    Attributes
+    ----------
+    concurrency : int
+        Connections, and so the most requests outstanding.
+    due_ns : sequence of int, optional
+        Open loop: start of each request, in ns from the cell's start, ascending. Without it a stream's next
+        request starts when its last one ended.
+    seconds : float, optional
+        Start no request later than this after the cell's start.
+    enough : callable, optional
+        Called with each finished request's duration in ns; true means start no more.
+    start_at_ns : callable, optional
+        Called when all connections stand; returns the CLOCK_MONOTONIC ns at which to begin (processes that
+        share a cell begin together).
+
+    """
+
+    concurrency: int
+    due_ns: Sequence[int] | None = None
+    seconds: float | None = None
+    enough: Callable[[int], bool] | None = None
+    start_at_ns: Callable[[], int] | None = None
+
+
+@dataclass(slots=True)
+class Recording:
+    """The raw outcome of a cell: one ``Recorded`` per request that was begun, and the clock's readings."""
+
+    spool: Spool
+    responses: list[Recorded] = field(default_factory=list)
+    begin_ns: int = 0
+    end_ns: int = 0
+    hot_cpu_ns: int = 0
+    process_cpu_begin_ns: int = 0
+    offset_before_ns: int = 0
+    offset_after_ns: int = 0
+    connect_failures: int = 0

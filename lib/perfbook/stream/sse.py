@@ -123,7 +123,9 @@ class SseParser:
 
     def _feed_lines(self) -> list[SseEvent]:
         pending = self._pending
-        if self._skip_lf and pending:
+        if not pending:
+            return []
+        if self._skip_lf:
             if pending[0] == 10:
                 self._drop(1)
             self._skip_lf = False

@@ -3,7 +3,7 @@ only.
 
 It reads a pickled job from its parent, connects, says "ready", reads the common start time, measures, and
 sends progress and the result back. The pipes are private to the two processes; nothing from a server is ever
-unpickled. """
+unpickled."""
 
 from __future__ import annotations
 

@@ -1,0 +1,322 @@
+"""The hot path: one thread, one epoll, non-blocking sockets; it keeps (bytes, time) and nothing else.
+
+Everything that could wait is done before the cell (name look-up, connections, request bytes) or after it
+(HTTP, SSE, JSON, timing). The time of a read is the kernel's, so a client that is late reads late but does
+not time late; what lateness does cost is merged reads, and those are marked.
+
+The end of a response has to be known at once, to send the next request. Chunked streams end in CRLF CRLF
+whatever their trailers, so the HTTP parser is asked when the bytes end so, and otherwise only every 64 KiB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import select
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import httptools
+
+from perfbook.stream import clock, connections
+from perfbook.stream.connections import CONNECTING, HANDSHAKE, IDLE, READING, SENDING, Connection, Pool
+from perfbook.stream.endpoint import Deadlines, Endpoint
+from perfbook.stream.record import Recorded, Recording, Schedule, Spool
+
+_READ_BYTES = 65536
+_FEED_BYTES = 65536
+_END = b"\r\n\r\n"
+
+
+class HotLoop:
+    """One cell's receiving loop; see ``perfbook.stream.client.record`` for the arguments."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        requests: Sequence[bytes],
+        schedule: Schedule,
+        deadlines: Deadlines,
+        progress: Callable[[int, float], None] | None,
+        kernel_times: bool,
+        spool_bytes: int,
+        max_response_bytes: int,
+    ) -> None:
+        self.requests = requests
+        self.schedule = schedule
+        self.deadlines = deadlines
+        self.progress = progress
+        self.max_response_bytes = max_response_bytes
+        self.pool = Pool(endpoint, kernel_times, deadlines.connect_s)
+        self.tls = endpoint.tls
+        self.out = Recording(Spool(spool_bytes))
+        self.next = 0
+        self.finished = 0
+        self.stopped = False
+        # Streams free to take a request; connected ones first, since a connect would delay the others.
+        self.free: deque[Connection] = deque()
+
+    # -- the cell ----------------------------------------------------------
+
+    def run(self) -> Recording:
+        """Connect, send, receive until every request ended; always leaves all connections closed."""
+        out, schedule = self.out, self.schedule
+        try:
+            connected = self.pool.connect_all(schedule.concurrency)
+            out.connect_failures = sum(c.state != IDLE for c in connected)
+            self.free.extend(connected)
+            out.offset_before_ns = clock.realtime_offset_ns()
+            if schedule.start_at_ns is not None:
+                self._wait_until(schedule.start_at_ns())
+            with _no_gc():
+                out.process_cpu_begin_ns = time.process_time_ns()
+                cpu = time.thread_time_ns()
+                out.begin_ns = time.monotonic_ns()
+                self._loop()
+                out.end_ns = time.monotonic_ns()
+                out.hot_cpu_ns = time.thread_time_ns() - cpu
+            out.offset_after_ns = clock.realtime_offset_ns()
+        finally:
+            self.pool.close_all()
+        out.responses.sort(key=lambda r: r.index)
+        return out
+
+    def _loop(self) -> None:
+        tick_ns = int(min(0.25, *(getattr(self.deadlines, f) / 4 for f in self.deadlines.__slots__)) * 1e9)
+        next_tick = self.out.begin_ns + tick_ns
+        next_word = self.out.begin_ns + 1_000_000_000
+        epoll, by_fd = self.pool.epoll, self.pool.by_fd
+        poll = epoll.poll
+        monotonic_ns = time.monotonic_ns
+        no_stamp = clock.NO_STAMP
+        ancillary = clock.ANCILLARY_BYTES
+        readable = select.EPOLLIN
+        wait_ns = self._issue(monotonic_ns())
+        while self.finished < self.next or not self._exhausted():
+            now = monotonic_ns()
+            wait_ns = min(wait_ns, next_tick - now)
+            if wait_ns < 2_000_000:  # epoll waits whole milliseconds, select microseconds
+                select.select([epoll], [], [], max(0, wait_ns) / 1e9)
+                wait_ns = 0
+            for fd, mask in poll(max(0, wait_ns) / 1e9):
+                connection = by_fd[fd]
+                if connection.state != READING or not connection.kernel or not mask & readable:
+                    self._on_event(connection)
+                    continue
+                try:
+                    data, extra, _, _ = connection.sock.recvmsg(_READ_BYTES, ancillary)
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    self._fail(connection, *connections.transport_error(error))
+                    continue
+                at = monotonic_ns()
+                if not data:
+                    self._on_eof(connection)
+                    continue
+                rec = connection.rec
+                assert rec is not None
+                raw = rec.raw
+                raw += data
+                rec.size += len(data)
+                rec.ends.append(rec.size)
+                rec.user_ns.append(at)
+                rec.stamps += extra[0][2][:16] if extra else no_stamp
+                if connection.eager or raw.endswith(_END) or len(raw) - connection.fed > _FEED_BYTES:
+                    self._on_bytes(connection)
+            now = monotonic_ns()
+            wait_ns = self._issue(now) if self.free else tick_ns
+            if now >= next_tick:
+                next_tick = now + tick_ns
+                self._housekeeping(now)
+            if self.progress is not None and now >= next_word:
+                next_word = now + 1_000_000_000
+                self.progress(self.finished, (now - self.out.begin_ns) / 1e9)
+
+    # -- starting requests ----------------------------------------------------------
+
+    def _exhausted(self) -> bool:
+        return self.stopped or self.next >= len(self.requests)
+
+    def _issue(self, now: int) -> int:
+        """Start what is due; return ns until the next start (a long time when nothing waits for the
+        clock).
+
+        """
+        schedule, begin = self.schedule, self.out.begin_ns
+        if schedule.seconds is not None and now - begin > schedule.seconds * 1e9:
+            self.stopped = True
+        while self.free and not self._exhausted():
+            due = -1
+            if schedule.due_ns is not None:
+                due = begin + schedule.due_ns[self.next]
+                if due > now:
+                    return due - now
+            rec = Recorded(self.next, due)
+            self.next += 1
+            self.out.responses.append(rec)
+            self._start(self.free.popleft(), rec)
+            if schedule.due_ns is not None:
+                now = time.monotonic_ns()
+        return 1_000_000_000
+
+    def _start(self, connection: Connection, rec: Recorded) -> None:
+        connection.begin(rec, self.requests[rec.index])
+        step = self.pool.send if connection.state == IDLE else self.pool.open
+        self._unless(connection, step(connection))
+
+    def _unless(self, connection: Connection, failure: connections.Failure | None) -> None:
+        if failure is not None:
+            self._fail(connection, *failure)
+
+    def _on_event(self, connection: Connection) -> None:
+        """Everything that is not a read in the hot path."""
+        pool = self.pool
+        if connection.state in (CONNECTING, HANDSHAKE):
+            self._unless(connection, pool.advance(connection))
+            if connection.state == IDLE:
+                self._unless(connection, pool.send(connection))
+        elif connection.state == SENDING:
+            self._unless(connection, pool.send(connection))
+        elif connection.state == READING:
+            self._read_plainly(connection)
+        elif connection.state == IDLE:  # the server ended a connection that waited for its next request
+            pool.close(connection)
+
+    # -- receiving ----------------------------------------------------------
+
+    def _read_plainly(self, connection: Connection) -> None:
+        """Read with user-space times: TLS, systems without kernel stamps, errors on the socket."""
+        while connection.state == READING:
+            rec = connection.rec
+            assert rec is not None
+            try:
+                data = connection.sock.recv(_READ_BYTES)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return
+            except ssl.SSLEOFError:
+                data = b""
+            except OSError as error:
+                self._fail(connection, *connections.transport_error(error))
+                return
+            at = time.monotonic_ns()
+            if not data:
+                self._on_eof(connection)
+                return
+            rec.raw += data
+            rec.size += len(data)
+            rec.ends.append(rec.size)
+            rec.user_ns.append(at)
+            rec.stamps += clock.NO_STAMP
+            self._on_bytes(connection)
+            if connection.rec is not rec or not self.tls:
+                return  # a TLS socket must be emptied: epoll does not see what it has decrypted already
+
+    def _on_bytes(self, connection: Connection) -> None:
+        rec = connection.rec
+        assert rec is not None
+        if not self._feed(connection, rec):
+            return
+        if connection.http.complete:
+            self._finish(connection, keep=connection.http.keep_alive)
+            self._issue(time.monotonic_ns())
+        elif rec.size > self.max_response_bytes:
+            self._fail(connection, "oversized", f"a response of more than {self.max_response_bytes} bytes")
+
+    def _feed(self, connection: Connection, rec: Recorded) -> bool:
+        http = connection.http
+        try:
+            with memoryview(rec.raw) as view:
+                http.feed(view[connection.fed :])
+        except httptools.HttpParserError as error:
+            self._fail(connection, "bad_http", f"not a valid HTTP response: {error}")
+            return False
+        connection.fed = len(rec.raw)
+        connection.eager = not (http.headers_complete and http.chunked)
+        return True
+
+    def _on_eof(self, connection: Connection) -> None:
+        rec = connection.rec
+        assert rec is not None
+        rec.closed = True
+        if self._feed(connection, rec):
+            self._finish(connection, keep=False)
+
+    def _finish(self, connection: Connection, *, keep: bool) -> None:
+        rec = connection.rec
+        assert rec is not None
+        rec.finished_ns = time.monotonic_ns()
+        connection.rec = None
+        self.finished += 1
+        if keep and connection.state == READING:
+            connection.state = IDLE
+            self.free.appendleft(connection)
+        else:
+            self.pool.close(connection)
+            self.free.append(connection)
+        enough = self.schedule.enough
+        if enough is not None and rec.error is None and enough(rec.finished_ns - rec.start_ns):
+            self.stopped = True
+
+    def _fail(self, connection: Connection, error: str, detail: str) -> None:
+        if connection.rec is None:
+            self.pool.close(connection)
+            return
+        connection.rec.error, connection.rec.detail = error, detail
+        self._finish(connection, keep=False)
+
+    # -- now and then ----------------------------------------------------------
+
+    def _housekeeping(self, now: int) -> None:
+        """Deadlines, and bytes to the file when they are too many."""
+        limit = self.deadlines
+        for connection in [c for c in self.pool.by_fd.values() if c.rec is not None]:
+            rec = connection.rec
+            assert rec is not None
+            if connection.state in (CONNECTING, HANDSHAKE):
+                if now - connection.began_ns > limit.connect_s * 1e9:
+                    self._fail(connection, "connect_timeout", f"no connection within {limit.connect_s:g} s")
+            elif now - rec.start_ns > limit.total_s * 1e9:
+                self._fail(connection, "total_timeout", f"not finished within {limit.total_s:g} s")
+            elif not rec.user_ns and now - rec.start_ns > limit.first_byte_s * 1e9:
+                self._fail(connection, "first_byte_timeout", f"no byte within {limit.first_byte_s:g} s")
+            elif rec.user_ns and now - rec.user_ns[-1] > limit.stall_s * 1e9:
+                self._fail(connection, "stall", f"no byte for {limit.stall_s:g} s after {rec.size} bytes")
+        self._keep_small()
+
+    def _keep_small(self) -> None:
+        spool = self.out.spool
+        held = sum(len(rec.raw) for rec in self.out.responses)
+        if held <= spool.limit_bytes:
+            return
+        live = {c.rec.index: c for c in self.pool.by_fd.values() if c.rec is not None}
+        for rec in sorted(self.out.responses, key=lambda r: -len(r.raw)):
+            connection = live.get(rec.index)
+            if connection is not None:
+                if not self._feed(connection, rec):
+                    continue
+                connection.fed = 0
+                connection.eager = True  # once: the end's CRLF CRLF may straddle the cut
+            held -= len(rec.raw)
+            spool.spill(rec)
+            if held <= spool.limit_bytes // 2:
+                return
+
+    @staticmethod
+    def _wait_until(at_ns: int) -> None:
+        while (left := at_ns - time.monotonic_ns()) > 0:
+            time.sleep(left / 1e9)
+
+
+@contextlib.contextmanager
+def _no_gc() -> Iterator[None]:
+    """A collection would stop the reader for milliseconds; the hot path makes no cycles that need one."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
