@@ -3,7 +3,6 @@
 ENGINE ?= $(if $(shell nvidia-smi -L 2>/dev/null),cuda,cpu)
 ENGINE := $(ENGINE)
 VARIANT ?= smollm2-135m-$(ENGINE)
-export PYTHON
 BIN := .venv/bin
 SETUP = python=$$(sh setup/python.sh) && "$$python" setup/bootstrap.py --engine "$(ENGINE)"
 LINT = $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

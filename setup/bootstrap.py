@@ -96,9 +96,7 @@ class Setup:
         with alone(CACHE / "setup.lock") as self.lock:
             stamps = self.usable_stamps()
             done = stamps["done"]
-            todo = [
-                stage for stage in self.stages() if done.get(stage.name) != stage.key or not stage.there()
-            ]
+            todo = [stage for stage in self.stages() if done.get(stage.name) != stage.key or not stage.there()]
             if not todo:
                 return
             check_machine(self.engine)
@@ -125,7 +123,9 @@ class Setup:
             why = f"an earlier set-up was interrupted in {found['interrupted_in']}"
         elif found["made_for"] != made_for:
             was = {key: found["made_for"].get(key) for key in made_for}
-            why = ", ".join(f"{key} was {was[key]}" for key in made_for if was[key] != made_for[key])
+            why = ", ".join(
+                f"{key} was {was[key]}, now {made_for[key]}" for key in made_for if was[key] != made_for[key]
+            )
         elif not os.access(PYTHON, os.X_OK):
             why = "its Python is gone"
         else:

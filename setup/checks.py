@@ -53,9 +53,7 @@ def check_machine(engine: str) -> None:
 def check_cpu(cpuinfo: str) -> None:
     """Refuse a processor, or a system, on which vLLM's CPU engine does not load."""
     if "avx2" not in cpuinfo.split():
-        raise CannotSetUpError(
-            "vLLM's CPU engine needs a processor with AVX2; with an NVIDIA GPU: ENGINE=cuda"
-        )
+        raise CannotSetUpError("vLLM's CPU engine needs a processor with AVX2; with an NVIDIA GPU: ENGINE=cuda")
     try:
         ctypes.CDLL("libnuma.so.1")
     except OSError:
@@ -88,9 +86,7 @@ def explain(log: Path) -> str:
         reason = "the package index cannot be reached: check the network, the proxy and pip's configuration"
     elif "No matching distribution found" in text:
         version = platform.python_version()
-        reason = (
-            f"the package index has nothing for Python {version}: try another, PYTHON=/path/to/python3.11"
-        )
+        reason = f"the package index has nothing for Python {version}: try another, PYTHON=/path/to/python3.11"
     else:
         reason = "this step failed"
     lines = [line for line in text.splitlines() if line.strip() and "is ignored: it is neither" not in line]

@@ -71,9 +71,7 @@ class Resolver:
         wanted, held, report = (self.folder / n for n in ("wanted.txt", "held.txt", "report.json"))
         wanted.write_text("\n".join(requirements))
         held.write_text("".join(f"{name}=={version}\n" for name, version in constraints.items()))
-        self.pip(
-            "install", "--dry-run", "--quiet", "--report", str(report), "-r", str(wanted), "-c", str(held)
-        )
+        self.pip("install", "--dry-run", "--quiet", "--report", str(report), "-r", str(wanted), "-c", str(held))
         items: list[dict[str, Any]] = json.loads(report.read_text())["install"]
         return items
 
@@ -97,9 +95,7 @@ def needed_elsewhere(items: list[dict[str, Any]], have: Pins) -> set[str]:
             if canonical(requirement.name) in have or requirement.marker is None:
                 continue
             places = [
-                {"python_version": p, "python_full_version": f"{p}.9", "extra": e}
-                for p in PYTHONS
-                for e in extras
+                {"python_version": p, "python_full_version": f"{p}.9", "extra": e} for p in PYTHONS for e in extras
             ]
             if any(requirement.marker.evaluate(place) for place in places):
                 missing.add(f"{requirement.name} (for {item['metadata']['name']})")
