@@ -227,6 +227,8 @@ def _fit(tokenizer: Tokenizer, n: int, rng: random.Random) -> str | None:
         keep = min(keep - 1, int(keep * n / size))
     text = " ".join(words[: max(keep, 1)])
     size = tokenizer.count(text)
+    if size > n:
+        text, size = "", 0  # even one of the words is too long: fillers only
     tries = 0
     while size < n and tries < 40:
         # Grow by what is missing, then settle the last tokens one filler at a time.
