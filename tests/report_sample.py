@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from nbformat import v4
 
 from perfbook import figures
 from perfbook.params import make_variant
-from perfbook.record import findings, jsonl, summary
+from perfbook.record import findings, summary
 from perfbook.record.findings import Finding
 from perfbook.record.run import Run
 from perfbook.report.table import Column, Table
@@ -231,7 +233,12 @@ def notebook(title: str, *body: Any) -> Any:
 
 
 def notebooks() -> dict[str, Any]:
-    """Executed notebooks of a good run."""
+    """Executed notebooks of a good run, each call its own copies."""
+    return copy.deepcopy(_notebooks())
+
+
+@cache
+def _notebooks() -> dict[str, Any]:
     sweep = cells()
     positions = [float(i) for _ in range(5) for i in range(1, 512)]
     tokens_ms = [

@@ -123,24 +123,16 @@ def rates_by_length(rows: Sequence[Mapping[str, Any]], *, rehearsed: bool = Fals
         axes.set_xlabel("length of the answer (tokens)")
         axes.set_ylabel("rate of one stream (tok/s)")
         for (key, name, color, shift), marker in zip(series, style.MARKERS, strict=False):
-            measured = [
-                (i + shift, row[key], row.get(f"{key}_interval"))
-                for i, row in enumerate(rows)
-                if row.get(key)
-            ]
+            measured = [(i + shift, row[key], row.get(f"{key}_interval")) for i, row in enumerate(rows) if row.get(key)]
             if not measured:
                 continue
-            axes.plot(
-                [m[0] for m in measured], [m[1] for m in measured], marker=marker, color=color, zorder=3
-            )
+            axes.plot([m[0] for m in measured], [m[1] for m in measured], marker=marker, color=color, zorder=3)
             for x, _, ends in measured:
                 if ends:
                     axes.vlines(x, *ends, color=color, linewidth=1.4, zorder=2)
             ends_of_lines.append((measured[-1][1], name.replace(" (", "\n("), color))
             values = ", ".join(
-                f"{units.quantity(row[key], 'tok_s')} over {row['output_tokens']}"
-                for row in rows
-                if row.get(key)
+                f"{units.quantity(row[key], 'tok_s')} over {row['output_tokens']}" for row in rows if row.get(key)
             )
             said.append(f"{name.partition(' ')[0]} {values} tokens")
         axes.margins(y=0.25)
@@ -148,9 +140,7 @@ def rates_by_length(rows: Sequence[Mapping[str, Any]], *, rehearsed: bool = Fals
         if not ends_of_lines:
             style.empty(axes)
     alt = "Rate of one stream by length: " + ("; ".join(said) or "not measured") + "."
-    return style.finish(
-        figure, alt, "Rates of one stream; bars: intervals of the median.", rehearsed=rehearsed
-    )
+    return style.finish(figure, alt, "Rates of one stream; bars: intervals of the median.", rehearsed=rehearsed)
 
 
 def latency_over_concurrency(

@@ -93,9 +93,7 @@ def step_breakdown(phases: Sequence[Mapping[str, Any]], *, rehearsed: bool = Fal
                         break
                 left_pct += share_pct
             top = sorted((part for part in _parts(phase)), key=lambda part: -part[1])[:3]
-            shares = ", ".join(
-                f"{name.replace('_', ' ')} {units.percent(100 * ms / step_ms)}" for name, ms in top
-            )
+            shares = ", ".join(f"{name.replace('_', ' ')} {units.percent(100 * ms / step_ms)}" for name, ms in top)
             said.append(f"{phase['label']}: {units.quantity(step_ms, 'ms')} per step, {shares}")
         axes.set_xlim(0, 100)
         if not phases:
@@ -110,11 +108,7 @@ def step_breakdown(phases: Sequence[Mapping[str, Any]], *, rehearsed: bool = Fal
                 fontsize=8.5,
                 handlelength=1,
             )
-    alt = (
-        ("Where a step's time goes. " + "; ".join(said) + ".")
-        if said
-        else "Where a step's time goes: not measured."
-    )
+    alt = ("Where a step's time goes. " + "; ".join(said) + ".") if said else "Where a step's time goes: not measured."
     return style.finish(
         figure,
         alt,
@@ -156,9 +150,7 @@ def timeline(step: Mapping[str, Any], *, rehearsed: bool = False) -> Figure:
                     if event["category"] == category and str(event["stream"]) == stream
                 ]
                 if spans:
-                    handle = axes.broken_barh(
-                        spans, (row - 0.36, 0.72), facecolors=_color(category), linewidth=0
-                    )
+                    handle = axes.broken_barh(spans, (row - 0.36, 0.72), facecolors=_color(category), linewidth=0)
             handles.append(handle)
         if handles:
             names = [name.replace("_", " ") for name in categories]
@@ -177,9 +169,7 @@ def timeline(step: Mapping[str, Any], *, rehearsed: bool = False) -> Figure:
         f"Timeline of one step ({step['label']}): {len(events)} kernels on {len(streams)} streams in "
         f"{units.quantity(step['duration_ms'], 'ms')}, busy {busy} of it."
     )
-    return style.finish(
-        figure, alt, f"One step as it ran: {step['label']}. White: nothing ran.", rehearsed=rehearsed
-    )
+    return style.finish(figure, alt, f"One step as it ran: {step['label']}. White: nothing ran.", rehearsed=rehearsed)
 
 
 def _step_ms(phase: Mapping[str, Any]) -> float:

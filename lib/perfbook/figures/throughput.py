@@ -86,9 +86,7 @@ def throughput_over_concurrency(
                 zorder=4,
             )
             if cell.get("output_tok_s_interval"):
-                axes.vlines(
-                    cell["concurrency"], *cell["output_tok_s_interval"], color=style.BLUE, linewidth=1.2
-                )
+                axes.vlines(cell["concurrency"], *cell["output_tok_s_interval"], color=style.BLUE, linewidth=1.2)
         if not x:
             style.empty(axes)
         if best is not None:

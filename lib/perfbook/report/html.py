@@ -211,9 +211,9 @@ def _contents(sections: list[Section], with_records: bool) -> list[Entry]:
         parts = tuple(Link(heading.text, heading.id) for heading in section.headings if heading.level == cells.TOP)
         mark = "" if section.status == ENDED_WELL else section.status
         number = section.name.partition("_")[0]
-        entries.append(
-            Entry(section.name, f"{number} {section.title}" if number.isdigit() else section.title, mark, parts)
-        )
+        numbered = number.isdigit() and section.title != section.name
+        title = f"{number} {section.title}" if numbered else section.title
+        entries.append(Entry(section.name, title, mark, parts))
     return [*entries, Entry("records", "Records")] if with_records else entries
 
 

@@ -52,7 +52,7 @@ def clean(html: str) -> str:
         strip=True,
         strip_comments=True,
     )
-    cleaned = cleaner.clean(_DATA.sub(keep, _DROPPED.sub("", html)))
+    cleaned: str = cleaner.clean(_DATA.sub(keep, _DROPPED.sub("", html)))
     cleaned = _REMOTE_IMAGE.sub(_named, cleaned)
     cleaned = re.sub(r'href="data:[^"]*"', "", cleaned)
     return re.sub(r"data:image/kept,(\d+)", lambda match: pictures[int(match.group(1))], cleaned)
