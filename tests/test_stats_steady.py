@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perfbook.stats import find_drift, find_modes, find_outliers, find_warm_up
 
-RUNS = 600
+RUNS = 400
 ALPHA = 0.01
 
 

@@ -148,6 +148,13 @@ def test_without_any_view_of_decode_the_cause_is_unknown() -> None:
     assert "neither" in found.sentence
 
 
+def test_one_side_without_gauges_falls_back_to_the_client_on_both() -> None:
+    cells = [server(c, seats=32, gauges=c < 64) for c in POWERS]
+    found = what_limits(cells, knee_of(cells), max_num_seqs=32)
+    assert (found.limit, found.cause) == (Limit.QUEUEING, "max_num_seqs")
+    assert found.evidence[0] == ("from concurrency 32 to 64 streams in decode (throughput × TPOT) go from 32.0 to 32.0")
+
+
 def test_no_plateau_in_range() -> None:
     knee = find_knee({1: [80, 81, 82], 2: [158, 160, 161], 4: [300, 302, 310]}, seed=0)
     assert (knee.concurrency, knee.high, knee.no_plateau_share) == (None, None, 1.0)
@@ -238,7 +245,15 @@ def test_littles_law_is_held_against_the_server(running: float, waiting: float, 
         (lambda: littles_law(0.0, 1.0, running=1, waiting=0), "above zero"),
         (
             lambda: what_limits([], find_knee({1: [5.0], 2: [5.0]}, seed=0)),
-            "knee is at 1, but there is no such cell",
+            r"needs the cell of the knee \(1\)",
+        ),
+        (
+            lambda: what_limits([CellLoad(1, 5.0)] * 2, find_knee({1: [5.0], 2: [5.0]}, seed=0)),
+            "appears twice",
+        ),
+        (
+            lambda: what_limits([CellLoad(1, 5.0)], find_knee({1: [5.0], 2: [5.0]}, seed=0)),
+            "and the one above it",
         ),
     ],
 )

@@ -67,9 +67,7 @@ class CellLoad:
 
     @property
     def in_decode(self) -> float | None:
-        """Streams in decode: the server's running, else throughput × TPOT (Little)."""
-        if self.running is not None:
-            return self.running
+        """Streams in decode by the client's side: throughput × TPOT (Little)."""
         return None if self.tpot_ms is None else self.throughput_tok_s * self.tpot_ms / 1e3
 
     @property
@@ -145,16 +143,19 @@ def what_limits(cells: Iterable[CellLoad], knee: Knee, *, max_num_seqs: int | No
     Raises
     ------
     BadInput
-        When the knee's concurrency is not among the cells, or a concurrency appears twice.
+        When a concurrency appears twice, or the knee's own or the one above it is not among the cells.
     """
-    by_c = {cell.concurrency: cell for cell in sorted(cells, key=lambda cell: cell.concurrency)}
+    ordered = sorted(cells, key=lambda cell: cell.concurrency)
+    by_c = {cell.concurrency: cell for cell in ordered}
+    if len(by_c) < len(ordered):
+        raise BadInput("what limits: a concurrency appears twice; give one cell for all its repeats")
     queueing_from = next((c for c, cell in by_c.items() if cell.queues), None)
     if knee.concurrency is None:
         rising = f"throughput still rises at {max(by_c, default=knee.best_concurrency)}"
         return Limitation(Limit.NOT_REACHED, None, (rising,), queueing_from, True)
-    if knee.concurrency not in by_c:
-        raise BadInput(f"what limits: the knee is at {knee.concurrency}, but there is no such cell")
     order = list(by_c)
+    if knee.concurrency not in order[:-1]:
+        raise BadInput(f"what limits: needs the cell of the knee ({knee.concurrency}) and the one above it")
     at = order.index(knee.concurrency)
     here, there = by_c[order[at]], by_c[order[at + 1]]
     still_scaling = None
@@ -162,7 +163,10 @@ def what_limits(cells: Iterable[CellLoad], knee: Knee, *, max_num_seqs: int | No
         before = by_c[order[at - 1]]
         still_scaling = _growth(before, here, here.throughput_tok_s, before.throughput_tok_s) > STILL_RISING
 
-    if here.in_decode is None or there.in_decode is None:
+    source, decoding, then_decoding = "running requests", here.running, there.running
+    if decoding is None or then_decoding is None:
+        source, decoding, then_decoding = "streams in decode (throughput × TPOT)", here.in_decode, there.in_decode
+    if decoding is None or then_decoding is None:
         return Limitation(
             Limit.UNKNOWN,
             None,
@@ -171,16 +175,15 @@ def what_limits(cells: Iterable[CellLoad], knee: Knee, *, max_num_seqs: int | No
             still_scaling,
         )
     span = f"from concurrency {here.concurrency} to {there.concurrency}"
-    source = "running requests" if there.running is not None else "streams in decode (throughput × TPOT)"
-    evidence = [f"{span} {source} go from {units.number(here.in_decode)} to {units.number(there.in_decode)}"]
-    joined = _growth(here, there, there.in_decode, here.in_decode) > STILL_RISING
+    evidence = [f"{span} {source} go from {units.number(decoding)} to {units.number(then_decoding)}"]
+    joined = _growth(here, there, then_decoding, decoding) > STILL_RISING
     if here.tpot_ms is not None and there.tpot_ms is not None:
         evidence.append(f"TPOT from {units.quantity(here.tpot_ms, 'ms')} to {units.quantity(there.tpot_ms, 'ms')}")
     if not joined:
         evidence += _queue_evidence(here, there)
         # A server that says nothing waits, while streams are missing from decode, contradicts queueing.
         limit = Limit.UNKNOWN if there.queues is False else Limit.QUEUEING
-        cause = _cause(there, max_num_seqs) if limit is Limit.QUEUEING else None
+        cause = _cause(there, then_decoding, max_num_seqs) if limit is Limit.QUEUEING else None
         return Limitation(limit, cause, tuple(evidence), queueing_from, still_scaling)
     slower = (
         here.tpot_ms is not None
@@ -215,9 +218,9 @@ def _queue_evidence(here: CellLoad, there: CellLoad) -> list[str]:
     return found
 
 
-def _cause(cell: CellLoad, max_num_seqs: int | None) -> str | None:
+def _cause(cell: CellLoad, decoding: float, max_num_seqs: int | None) -> str | None:
     if cell.preemptions or (cell.kv_usage is not None and cell.kv_usage >= KV_FULL):
         return "KV cache"
-    if max_num_seqs is not None and cell.in_decode is not None and cell.in_decode >= 0.95 * max_num_seqs:
+    if max_num_seqs is not None and decoding >= 0.95 * max_num_seqs:
         return "max_num_seqs"
     return None

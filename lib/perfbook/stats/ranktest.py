@@ -129,9 +129,9 @@ def _is_exact(sizes: _Sizes) -> bool:
 @lru_cache(maxsize=1024)
 def _null(sizes: _Sizes, ranks: _Ranks) -> Floats:
     """Probabilities of twice the statistic, 0 … 2·Σ(a·b): blocks are independent, so they convolve."""
-    null = np.ones(1)
+    null: Floats = np.ones(1)
     for (base, cand), block in zip(sizes, ranks, strict=True):
-        null = np.convolve(null, _block_null(base, cand, block))
+        null = np.asarray(np.convolve(null, _block_null(base, cand, block)), dtype=np.float64)
     return null
 
 
