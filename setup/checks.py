@@ -25,6 +25,8 @@ NO_NETWORK = (
     "ProxyError",
     "Read timed out",
 )
+# pip says these many times; the lines after them tell more.
+CHATTER = ("WARNING: Retrying", "WARNING: Location")
 
 
 class CannotSetUpError(Exception):
@@ -89,6 +91,6 @@ def explain(log: Path) -> str:
         reason = f"the package index has nothing for Python {version}: try another, PYTHON=/path/to/python3.11"
     else:
         reason = "this step failed"
-    lines = [line for line in text.splitlines() if line.strip() and "is ignored: it is neither" not in line]
-    tail = "\n".join(f"    {line}" for line in lines[-12:])
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(CHATTER)]
+    tail = "\n".join(f"    {line[:300]}" for line in lines[-12:])
     return f"{reason}; then run the same command again. The end of {log}:\n{tail}"

@@ -240,6 +240,7 @@ def test_reason_of_a_failed_step(checks: ModuleType, tmp_path: Path, log: str, r
     told = checks.explain(file)
     assert told.startswith(reason)
     assert told.endswith("    " + log.splitlines()[-1])
+    assert "Retrying" not in told
 
 
 def test_full_disk_is_refused_before_anything_is_fetched(checks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
