@@ -5,11 +5,13 @@ any.
 from __future__ import annotations
 
 import errno
+import resource
 import select
 import socket
 import ssl
 import time
 
+from perfbook.errors import BadInput
 from perfbook.stream import clock
 from perfbook.stream.endpoint import Endpoint
 from perfbook.stream.record import Recorded
@@ -29,6 +31,7 @@ class Connection:
         "eager",
         "fd",
         "fed",
+        "hot",
         "http",
         "kernel",
         "out",
@@ -42,6 +45,7 @@ class Connection:
         self.fd = -1
         self.sock: socket.socket
         self.kernel = False
+        self.hot = False  # readable in the hot path: a request is out, the kernel gives times
         self.began_ns = 0
         self.rec: Recorded | None = None
         self.http: HttpFraming
@@ -74,6 +78,7 @@ class Pool:
         """Open connections before the cell, those that stand first; the others are tried again when
         needed.
         """
+        _allow_descriptors(count + 64)
         connections = [Connection() for _ in range(count)]
         for connection in connections:
             if self.open(connection) is not None:
@@ -152,6 +157,7 @@ class Pool:
         if connection.state == SENDING:
             self.epoll.modify(connection.fd, select.EPOLLIN)
         connection.state = READING
+        connection.hot = connection.kernel
         return None
 
     def close(self, connection: Connection) -> None:
@@ -160,12 +166,23 @@ class Pool:
             self.by_fd.pop(connection.fd, None)
             connection.sock.close()
             connection.state = CLOSED
+            connection.hot = False
 
     def close_all(self) -> None:
         """Close every connection and the epoll."""
         for connection in list(self.by_fd.values()):
             self.close(connection)
         self.epoll.close()
+
+
+def _allow_descriptors(count: int) -> None:
+    """Raise the limit on open files of this process if the connections need it and the system lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= count:
+        return
+    if hard != resource.RLIM_INFINITY and hard < count:
+        raise BadInput(f"{count} connections exceed the limit of {hard} open files; raise it with ulimit -n")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
 def transport_error(error: OSError) -> Failure:

@@ -28,6 +28,8 @@ from perfbook.stream.record import Recorded, Recording, Schedule, Spool
 _READ_BYTES = 65536
 _FEED_BYTES = 65536
 _END = b"\r\n\r\n"
+_STARTS_AT_ONCE = 16
+"""Between so many sends the sockets are read: in a burst the first tokens come while the last requests go."""
 
 
 class HotLoop:
@@ -55,6 +57,7 @@ class HotLoop:
         self.next = 0
         self.finished = 0
         self.stopped = False
+        self.held_bytes = 0  # of finished responses
         # Streams free to take a request; connected ones first, since a connect would delay the others.
         self.free: deque[Connection] = deque()
 
@@ -92,7 +95,6 @@ class HotLoop:
         monotonic_ns = time.monotonic_ns
         no_stamp = clock.NO_STAMP
         ancillary = clock.ANCILLARY_BYTES
-        readable = select.EPOLLIN
         wait_ns = self._issue(monotonic_ns())
         while self.finished < self.next or not self._exhausted():
             now = monotonic_ns()
@@ -100,9 +102,9 @@ class HotLoop:
             if wait_ns < 2_000_000:  # epoll waits whole milliseconds, select microseconds
                 select.select([epoll], [], [], max(0, wait_ns) / 1e9)
                 wait_ns = 0
-            for fd, mask in poll(max(0, wait_ns) / 1e9):
+            for fd, _ in poll(max(0, wait_ns) / 1e9):
                 connection = by_fd[fd]
-                if connection.state != READING or not connection.kernel or not mask & readable:
+                if not connection.hot:
                     self._on_event(connection)
                     continue
                 try:
@@ -141,14 +143,13 @@ class HotLoop:
         return self.stopped or self.next >= len(self.requests)
 
     def _issue(self, now: int) -> int:
-        """Start what is due; return ns until the next start (a long time when nothing waits for the
-        clock).
-
-        """
+        """Start what is due; return ns until the next start (a second when nothing waits for the clock)."""
         schedule, begin = self.schedule, self.out.begin_ns
         if schedule.seconds is not None and now - begin > schedule.seconds * 1e9:
             self.stopped = True
-        while self.free and not self._exhausted():
+        for _ in range(_STARTS_AT_ONCE):
+            if not self.free or self._exhausted():
+                return 1_000_000_000
             due = -1
             if schedule.due_ns is not None:
                 due = begin + schedule.due_ns[self.next]
@@ -160,7 +161,7 @@ class HotLoop:
             self._start(self.free.popleft(), rec)
             if schedule.due_ns is not None:
                 now = time.monotonic_ns()
-        return 1_000_000_000
+        return 0
 
     def _start(self, connection: Connection, rec: Recorded) -> None:
         connection.begin(rec, self.requests[rec.index])
@@ -249,7 +250,9 @@ class HotLoop:
         assert rec is not None
         rec.finished_ns = time.monotonic_ns()
         connection.rec = None
+        connection.hot = False
         self.finished += 1
+        self.held_bytes += len(rec.raw)
         if keep and connection.state == READING:
             connection.state = IDLE
             self.free.appendleft(connection)
@@ -287,18 +290,21 @@ class HotLoop:
         self._keep_small()
 
     def _keep_small(self) -> None:
+        """Move response bytes to the file, longest first, once there are too many in memory."""
         spool = self.out.spool
-        held = sum(len(rec.raw) for rec in self.out.responses)
+        live = {c.rec.index: c for c in self.pool.by_fd.values() if c.rec is not None}
+        held = self.held_bytes + sum(len(c.rec.raw) for c in live.values() if c.rec is not None)
         if held <= spool.limit_bytes:
             return
-        live = {c.rec.index: c for c in self.pool.by_fd.values() if c.rec is not None}
         for rec in sorted(self.out.responses, key=lambda r: -len(r.raw)):
             connection = live.get(rec.index)
-            if connection is not None:
-                if not self._feed(connection, rec):
-                    continue
+            if connection is None:
+                self.held_bytes -= len(rec.raw)
+            elif self._feed(connection, rec):
                 connection.fed = 0
                 connection.eager = True  # once: the end's CRLF CRLF may straddle the cut
+            else:
+                continue
             held -= len(rec.raw)
             spool.spill(rec)
             if held <= spool.limit_bytes // 2:
