@@ -19,7 +19,7 @@ from perfbook.rehearsal.tokens import Tokenizer
 from perfbook.rehearsal.traces import write_traces
 from perfbook.rehearsal.truth import Truth
 
-CATCH_UP_NS = 20_000_000
+CATCH_UP_NS = 250_000_000
 EXPORT_POLL_NS = 20_000_000
 
 Handler = Callable[[Exchange], None]
@@ -96,12 +96,10 @@ class App:
             if spoil is None:
                 answer.token()
             else:
-                answer.exchange.on_gone = None
-                spoil(answer.exchange)
                 self.engine.abort(generation, "error")
-                self._answers.pop(generation.number, None)
+                spoil(answer.exchange)
             if generation.finish_reason is not None:
-                self._answers.pop(generation.number, None)
+                self._ended(answer, now_ns)
         self.metrics.after_step(step, tokens, now_ns)
         self._profiler.record(step)
         self.truth.after_step(step, tokens, now_ns)
@@ -179,20 +177,27 @@ class App:
             spoil(exchange)
             return
         answer = Answer(exchange, ask, self._asked, launch.served_name, law.text, now_ns)
+        if exchange.connection.gone:
+            return
         self._answers[self._asked] = answer
         exchange.on_gone = lambda: self._client_gone(answer)
         self.engine.submit(answer.generation)
 
     def _client_gone(self, answer: Answer) -> None:
+        self.engine.abort(answer.generation)
+        self._ended(answer, time.monotonic_ns())
+
+    def _ended(self, answer: Answer, now_ns: int) -> None:
+        """Count the end of an answer, once, whoever notices it first."""
         if self._answers.pop(answer.generation.number, None) is not None:
-            self.engine.abort(answer.generation)
-            self.metrics.ended(answer.generation, time.monotonic_ns())
+            self.metrics.ended(answer.generation, now_ns)
 
     def _start_profile(self, exchange: Exchange) -> None:
         values = read_json(bytes(exchange.body))
         iterations = values.get("max_iterations")
+        now_ns = time.monotonic_ns()
         self._profiler.start(
-            str(values.get("profile_prefix") or ""), iterations if isinstance(iterations, int) else None
+            now_ns, str(values.get("profile_prefix") or ""), iterations if isinstance(iterations, int) else None
         )
         exchange.respond(200)
 

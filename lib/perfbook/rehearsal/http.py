@@ -97,6 +97,7 @@ class Connection:
         self._parser = httptools.HttpRequestParser(self)
         self._reading = Exchange(self)
         self._queue: deque[Exchange] = deque()
+        self._busy = False
 
     def readable(self) -> None:
         """Take in what the client sent."""
@@ -114,6 +115,8 @@ class Connection:
         except httptools.HttpParserError:
             Exchange(self, method="?").respond(400, b"Invalid HTTP request received.", "text/plain")
             self.drop()
+            return
+        self._next()
 
     def write(self, data: bytes) -> None:
         """Send now what the kernel takes, keep the rest for :meth:`flush`."""
@@ -148,8 +151,8 @@ class Connection:
         exchange.on_gone = None
         if self._queue and self._queue[0] is exchange:
             self._queue.popleft()
-            if self._queue:
-                self._handle(self._queue[0])
+            self._busy = False
+            self._next()
 
     def drop(self) -> None:
         """Close; running exchanges learn that the client is gone."""
@@ -183,8 +186,13 @@ class Connection:
         exchange, self._reading = self._reading, Exchange(self)
         exchange.method = self._parser.get_method().decode("ascii")
         self._queue.append(exchange)
-        if self._queue[0] is exchange:
-            self._handle(exchange)
+
+    def _next(self) -> None:
+        """Hand the oldest request over, unless one is being answered; never from inside the parser, which would turn
+        an error of ours into one of the client's."""
+        if self._queue and not self._busy:
+            self._busy = True
+            self._handle(self._queue[0])
 
 
 def _phrase(status: int) -> str:

@@ -187,6 +187,11 @@ class Kernel(Section):
     calls: Count
     share: Annotated[float, Field(gt=0, le=1)] = Field(description="of the profiled step's wall time")
 
+    @property
+    def all_reduce(self) -> bool:
+        """Whether the ranks wait for one another in it."""
+        return "allreduce" in self.name.lower() or "all_reduce" in self.name.lower()
+
 
 class Regime(Section):
     """Where a profiled step goes at one batch size; the nearest (in log batch) applies."""
@@ -199,14 +204,19 @@ class Regime(Section):
         total = sum(kernel.share for kernel in self.kernels)
         if total > 1 + 1e-9:
             raise ValueError(f"kernel shares sum to {total:.4f}, more than the step")
+        if not self.kernels or len({kernel.name for kernel in self.kernels}) < len(self.kernels):
+            raise ValueError("a regime needs kernels, each under its own name")
         return self
 
 
+ONE_KERNEL = Regime(batch=1, kernels=(Kernel(name="nvjet_tst_64x16_64x16_4x1_v_bz_TNT", calls=100, share=0.9),))
+
+
 class Profile(Section):
-    """What the torch profiler would record."""
+    """What the torch profiler would record; a law that does not say gets one kind of kernel."""
 
     overhead_ms: NotNegative = Field(default=0.0, description="added to every step while a profile is active")
-    regimes: tuple[Regime, ...] = Field(default=(), strict=False)
+    regimes: tuple[Regime, ...] = Field(default=(ONE_KERNEL,), strict=False, min_length=1)
     skew_us: tuple[NotNegative, ...] = Field(
         default=(), strict=False, description="arrival skew per rank at each all-reduce"
     )

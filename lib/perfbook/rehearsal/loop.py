@@ -10,6 +10,7 @@ were is counted and shown.
 from __future__ import annotations
 
 import select
+import signal
 import socket
 import time
 from typing import Protocol
@@ -44,6 +45,10 @@ class Loop:
         self._listener.bind((host, port))
         self._listener.setblocking(False)
         self._epoll = select.epoll()
+        self._signal_reader, self._signal_writer = socket.socketpair()
+        for end in (self._signal_reader, self._signal_writer):
+            end.setblocking(False)
+        self._epoll.register(self._signal_reader.fileno(), select.EPOLLIN)
         self._connections: dict[int, Connection] = {}
         self._changed: list[Connection] = []
 
@@ -51,6 +56,10 @@ class Loop:
     def port(self) -> int:
         """The port bound; until :meth:`listen`, connections are refused, as with a vLLM that still loads."""
         return int(self._listener.getsockname()[1])
+
+    def wake_on_signals(self) -> None:
+        """End the wait of :meth:`turn` when a signal with a Python handler arrives; call it in the main thread."""
+        signal.set_wakeup_fd(self._signal_writer.fileno(), warn_on_full_buffer=False)
 
     def listen(self) -> None:
         """Let clients in."""
@@ -74,6 +83,9 @@ class Loop:
         """Close everything."""
         for connection in list(self._connections.values()):
             connection.drop()
+        signal.set_wakeup_fd(-1)
+        self._signal_reader.close()
+        self._signal_writer.close()
         self._epoll.close()
         self._listener.close()
 
@@ -81,6 +93,8 @@ class Loop:
         for fd, events in self._epoll.poll(0, MOST_EVENTS):
             if fd == self._listener.fileno():
                 self._accept(application)
+            elif fd == self._signal_reader.fileno():
+                self._signal_reader.recv(4096)
             elif connection := self._connections.get(fd):
                 if events & select.EPOLLOUT:
                     connection.flush()

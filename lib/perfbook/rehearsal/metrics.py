@@ -77,7 +77,7 @@ class Metrics:
         self._request_preemptions = self._histogram("request_num_preemptions", "Preemptions of a request.", FEW)
 
     def after_step(self, step: Step, tokens: Sequence[Token], now_ns: int) -> None:
-        """Count a finished step and the requests that ended with it."""
+        """Count a finished step."""
         computed = 0
         for generation in step.admitted:
             self._queries.inc(len(generation.prompt))
@@ -94,8 +94,6 @@ class Metrics:
                 self._first.observe((now_ns - generation.arrival_ns) / NS_PER_S)
             else:
                 self._gap.observe(token.gap_ns / NS_PER_S)
-            if generation.finish_reason is not None:
-                self.ended(generation, now_ns)
         self._generated.inc(len(tokens))
         self._iteration.observe(computed + len(tokens))
         self._preemptions.inc(step.preempted)

@@ -27,7 +27,11 @@ def single_stream(law: Law, prompt_tokens: int, output_tokens: int, active: Sequ
 
 
 def running_limit(law: Law, concurrency: int, prompt_tokens: int, output_tokens: int) -> int:
-    """How many of ``concurrency`` requests run at a time: slots, or what fits the cache at full length."""
+    """How many of ``concurrency`` requests run at a time: the slots, or what fits the cache.
+
+    The cache is counted as if all were at full length; younger ones leave room, so where it is the limit this is the
+    least, and the throughput from it a lower bound.
+    """
     fit = law.limits.kv_cache_tokens // (prompt_tokens + output_tokens)
     return max(1, min(concurrency, law.limits.max_num_seqs, fit))
 

@@ -17,6 +17,7 @@ class Profiler:
         self._steps: list[Step] = []
         self._prefix = ""
         self._wanted = 0
+        self._since_ns = 0
         self._open = False
 
     @property
@@ -24,7 +25,7 @@ class Profiler:
         """Whether the next step is recorded, and slowed down by it."""
         return self._open and (self._wanted == 0 or len(self._steps) < self._wanted)
 
-    def start(self, prefix: str, iterations: int | None) -> None:
+    def start(self, now_ns: int, prefix: str, iterations: int | None) -> None:
         """Open a session; a second one is refused until stop, also after the iterations are spent."""
         if self._open:
             raise Refused(
@@ -35,10 +36,11 @@ class Profiler:
         self._prefix = prefix
         self._wanted = self._limit if iterations is None else iterations
         self._steps = []
+        self._since_ns = now_ns
 
     def record(self, step: Step) -> None:
-        """Take a finished step into the session."""
-        if self.recording:
+        """Take a finished step into the session, unless it began before it."""
+        if self.recording and step.start_ns >= self._since_ns:
             self._steps.append(step)
 
     def stop(self) -> tuple[str, list[Step]]:

@@ -26,10 +26,6 @@ NS_PER_S = 1_000_000_000
 TRAFFIC_NS = 10 * NS_PER_S
 
 
-class Stopped(BaseException):
-    """A signal asked the process to end; not an Exception, so that nothing on the way catches it."""
-
-
 class Loading:
     """Serves while the weights load: 503 to everything."""
 
@@ -47,8 +43,6 @@ class Loading:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until stopped; 2 when the input is wrong, 1 when the launch dies by its law."""
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, _stop)
     try:
         launch = read_command_line(sys.argv[1:] if argv is None else argv, os.environ)
         loop = Loop(launch.host, launch.port)
@@ -58,24 +52,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as problem:
         sys.stderr.write(f"OSError: [Errno {problem.errno}] {problem.strerror}: port {launch.port}\n")
         return 1
+    loop.wake_on_signals()
+    stop = Stop()
     try:
-        return _serve(launch, loop)
-    except Stopped:
-        _log(startlog.Line(1.0, "[shutdown] API server: shutdown triggered", "APIServer", "launcher.py:254"))
-        _log(startlog.Line(1.0, "INFO:     Application shutdown complete."))
-        return 0
+        return _serve(launch, loop, stop)
     finally:
         loop.close()
 
 
-def _serve(launch: Launch, loop: Loop) -> int:
+class Stop:
+    """Set by SIGTERM and SIGINT. A flag, looked at between turns: an exception could strike anywhere."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        signal.signal(signal.SIGTERM, self._ask)
+        signal.signal(signal.SIGINT, self._ask)
+
+    def _ask(self, _signal: int, _frame: FrameType | None) -> None:
+        self.asked = True
+
+
+def _serve(launch: Launch, loop: Loop, stop: Stop) -> int:
     faults = Faults(launch.law.faults)
     if faults.while_loading:
         loop.listen()
     error = startlog.start_error(launch)
     start_ns = time.monotonic_ns()
     for line in startlog.startup(launch):
-        _wait(loop, start_ns + round(line.at * launch.load_s * NS_PER_S), faults.while_loading)
+        at_ns = start_ns + round(line.at * launch.load_s * NS_PER_S)
+        while time.monotonic_ns() < at_ns and not stop.asked:
+            loop.turn(Loading(), at_ns)
+        if stop.asked:
+            return 0
         if error is not None and line.at >= startlog.FAILS_AT:
             for last in startlog.failure(error):
                 _log(last)
@@ -87,19 +95,14 @@ def _serve(launch: Launch, loop: Loop) -> int:
     for line in startlog.ready(os.getpid()):
         _log(line)
     report_ns = time.monotonic_ns() + TRAFFIC_NS
-    while True:
+    while not stop.asked:
         loop.turn(app, report_ns)
         if time.monotonic_ns() >= report_ns:
             _report(app)
             report_ns += TRAFFIC_NS
-
-
-def _wait(loop: Loop, until_ns: int, serving: bool) -> None:
-    while (left_ns := until_ns - time.monotonic_ns()) > 0:
-        if serving:
-            loop.turn(Loading(), until_ns)
-        else:
-            time.sleep(left_ns / NS_PER_S)
+    _log(startlog.Line(1.0, "[shutdown] API server: shutdown triggered", "APIServer", "launcher.py:254"))
+    _log(startlog.Line(1.0, "INFO:     Application shutdown complete."))
+    return 0
 
 
 def _report(app: App) -> None:
@@ -113,10 +116,6 @@ def _report(app: App) -> None:
 
 def _log(line: startlog.Line) -> None:
     print(line.rendered(os.getpid()), flush=True)  # noqa: T201  (the server's log is its standard output)
-
-
-def _stop(_signal: int, _frame: FrameType | None) -> None:
-    raise Stopped
 
 
 if __name__ == "__main__":

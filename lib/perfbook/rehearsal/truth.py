@@ -11,11 +11,11 @@ KEPT_STEPS = 20_000
 
 
 class Truth:
-    """Counts since the start; the newest steps one by one, as (end in ns, decoding, prefill tokens, lateness in ns)."""
+    """Counts since the start, and the newest steps: (start, end, decoding, prefill tokens, lateness), times in ns."""
 
     def __init__(self, launch: int, ready_ns: int) -> None:
         self._launch, self._ready_ns = launch, ready_ns
-        self._steps: list[tuple[int, int, int, int]] = []
+        self._steps: list[tuple[int, int, int, int, int]] = []
         self._tokens = self._prompts = 0
         self._last_report = (ready_ns, 0, 0)
 
@@ -23,7 +23,7 @@ class Truth:
         """Note a finished step."""
         self._tokens += len(tokens)
         self._prompts += sum(len(token.generation.prompt) for token in tokens if token.gap_ns is None)
-        self._steps.append((step.end_ns, step.decoding, step.prefill_tokens, now_ns - step.end_ns))
+        self._steps.append((step.start_ns, step.end_ns, step.decoding, step.prefill_tokens, now_ns - step.end_ns))
         if len(self._steps) > 2 * KEPT_STEPS:
             del self._steps[:KEPT_STEPS]
 
