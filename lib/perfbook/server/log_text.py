@@ -92,9 +92,9 @@ def _times(facts: EngineFacts) -> str | None:
 
 
 def _throughput(rows: tuple[Throughput, ...]) -> list[str]:
-    lines = ["  line  time            prompt/s   gen./s  running  waiting  cache %  prefix hit %"]
+    lines = ["  line  time            prompt/s   gen./s  running  waiting  cache %  reused %"]
     for row in rows[-_ROWS:]:
-        shares = f"{_number(row.kv_usage_pct):>8} {_number(row.prefix_hit_pct):>13}"
+        shares = f"{_number(row.kv_usage_pct):>8} {_number(row.prefix_hit_pct):>9}"
         lines.append(
             f"{row.line:>6}  {row.time:<14}  {row.prompt_tok_s:>8g} {row.generation_tok_s:>8g}"
             f" {row.running:>8} {row.waiting:>8} {shares}"
