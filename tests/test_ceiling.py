@@ -125,6 +125,9 @@ def test_experts_move_as_far_as_they_are_touched() -> None:
     assert {part.name: part.ms for part in two.parts}["experts"] == pytest.approx(35)
     assert one.assumed == ()
     assert two.assumed == ("tokens choose experts independently and evenly",)
+    ranks = Machine(100e9, 1e12, all_reduce_us=1.0, tensor_parallel=4)
+    split = decode_floor(moe, ranks, streams=2, context_tokens=0)
+    assert {part.name: part.ms for part in split.parts}["experts"] == pytest.approx(35 / 4)
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,8 @@ class Attribution(Result):
     parts: tuple[Part, ...]
 
     def __getitem__(self, cause: str) -> Part:
-        """Return the part of a cause by its name."""
-        return next(part for part in self.parts if part.cause == cause)
+        """Return the part of a cause by its name; KeyError where it is not among the parts."""
+        return {part.cause: part for part in self.parts}[cause]
 
     @property
     def sentence(self) -> str:
