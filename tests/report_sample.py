@@ -20,6 +20,7 @@ from perfbook.report.table import Column, Table
 
 SECRET = "sk-do-not-print-me"
 HOSTILE = '<script>alert("x")</script><img src="http://evil.test/p.png" onerror="alert(1)">'
+PARTS_MS = {"all_reduce": 11.17, "gemm": 4.2, "moe": 1.9, "attention": 1.1, "norm": 0.6, "cast_copy": 0.4}
 NAMES = ["01_deploy", "02_verify", "03_single_stream", "04_sweep", "05_nccl_tuning", "07_ceiling", "08_findings"]
 
 
@@ -122,7 +123,11 @@ def measured(run: Run) -> None:
     run.append("03_single_stream", "verdict", {"sentence": "One stream decodes at 81.9 tok/s [81.2, 82.6], n = 5."})
     for cell in cells():
         run.append("04_sweep", "sweep_cell", cell, key=f"{cell['concurrency']}/{cell['repeat']}")
-    sweep = run.append("04_sweep", "sweep", {"best_tok_s": 1536.4, "knee_concurrency": 128, "limit": "queueing"})
+    sweep = run.append(
+        "04_sweep",
+        "sweep",
+        {"best_tok_s": 1536.4, "knee_concurrency": 128, "knee": {"low": 64, "high": 128}, "limit": "queueing"},
+    )
     run.append(
         "04_sweep",
         "bottleneck",
@@ -157,18 +162,54 @@ def measured(run: Run) -> None:
         "targets",
         {
             "targets": [
-                {"name": "single_stream_tok_s", "target": 50, "value": 81.9, "met": True},
-                {"name": "ttft_ms", "target": 25, "value": 28.1, "met": False},
-                {"name": "best_tok_s", "target": 1500, "value": 1536.4, "met": True},
+                {"name": "single-stream decode rate", "unit": "tok_s", "target": 50, "value": 81.9, "met": True},
+                {"name": "single-stream TTFT", "unit": "ms", "target": 25, "value": 28.1, "met": False},
+                {"name": "best throughput", "unit": "tok_s", "target": 1500, "value": 1536.4, "met": True},
             ]
         },
     )
     for finding in (
-        Finding("context_slope", "03_single_stream", "info", "Decode slows by 1.22 µs per token of context", "fit over 2555 tokens, 95 % interval 1.15 to 1.29 µs", "", "Compare attention backends at the longest context.", (single,)),
-        Finding("plateau", "04_sweep", "warning", "The plateau is a scheduler limit, not a saturated device", "128 running and 128 waiting at 256 streams; TTFT steps from 242 ms to 2.3 s", "queueing", "Raise max-num-seqs above 128 and sweep again.", (sweep,)),
-        Finding("target:ttft_ms", "08_findings", "problem", "Target missed: time to first token", "28.1 ms against 25 ms", "", "Look at prefill: chunk size, prefix caching.", (single,)),
-        Finding("answers_right", "02_verify", "good", "The server answers correctly: 2 of 2 known answers", "Paris, Rome", "", "", ()),
-    ):  # fmt: skip
+        Finding(
+            "context_slope",
+            "03_single_stream",
+            "info",
+            "Decode slows by 1.22 µs per token of context",
+            "fit over 2555 tokens, 95 % interval 1.15 to 1.29 µs",
+            "",
+            "Compare attention backends at the longest context.",
+            (single,),
+        ),
+        Finding(
+            "plateau",
+            "04_sweep",
+            "warning",
+            "The plateau is a scheduler limit, not a saturated device",
+            "128 running and 128 waiting at 256 streams; TTFT steps from 242 ms to 2.3 s",
+            "queueing",
+            "Raise max-num-seqs above 128 and sweep again.",
+            (sweep,),
+        ),
+        Finding(
+            "target:ttft_ms",
+            "08_findings",
+            "problem",
+            "Target missed: time to first token",
+            "28.1 ms against 25 ms",
+            "",
+            "Look at prefill: chunk size, prefix caching.",
+            (single,),
+        ),
+        Finding(
+            "answers_right",
+            "02_verify",
+            "good",
+            "The server answers correctly: 2 of 2 known answers",
+            "Paris, Rome",
+            "",
+            "",
+            (),
+        ),
+    ):
         findings.record(run, finding)
     summary.write(run)
 
@@ -245,15 +286,23 @@ def _notebooks() -> dict[str, Any]:
         11.87 + 1.22e-3 * x + 0.35 * abs(math.sin(91.7 * i)) + (9 if i % 700 == 3 else 0)
         for i, x in enumerate(positions)
     ]
+    fit = {"intercept_ms": 12.09, "slope_us_per_token": 1.22}
     rates = [
         {"output_tokens": 128, "decode_tok_s": 83.0, "blended_tok_s": 80.0, "decode_tok_s_interval": [82.5, 83.4]},
         {"output_tokens": 512, "decode_tok_s": 82.5, "blended_tok_s": 81.5, "decode_tok_s_interval": [82.0, 83.0]},
         {"output_tokens": 2048, "decode_tok_s": 76.5, "blended_tok_s": 76.2, "decode_tok_s_interval": [76.1, 76.8]},
     ]
     sweep_rows = [
-        (c["concurrency"], c["output_tok_s_plateau"], c["ttft_ms"]["p50"], c["ttft_ms"]["p99"], c["tpot_ms"]["p50"], c["tpot_ms"]["p99"], c["failed"], c["validity"]["verdict"])
-        for c in sweep if c["repeat"] == 0
-    ]  # fmt: skip
+        (
+            cell["concurrency"],
+            cell["output_tok_s_plateau"],
+            *(cell[key][which] for key in ("ttft_ms", "tpot_ms") for which in ("p50", "p99")),
+            cell["failed"],
+            cell["validity"]["verdict"],
+        )
+        for cell in sweep
+        if cell["repeat"] == 0
+    ]
     columns = [
         "concurrency", Column("throughput", "tok_s"), Column("TTFT p50", "ms"), Column("TTFT p99", "ms"),
         Column("TPOT p50", "ms"), Column("TPOT p99", "ms"), "failed", "validity",
@@ -305,10 +354,10 @@ def _notebooks() -> dict[str, Any]:
             "How fast is one request, and why do two lengths disagree?",
             v4.new_markdown_cell("## Rates at each length"),
             code("single_stream.rates_figure(result)", shown(figures.rates_by_length(rates))),
-            v4.new_markdown_cell("## Time per token over position\n\nA line that rises says that decode slows with context."),
+            v4.new_markdown_cell("## Time per token over position\n\nA line that rises: decode slows with context."),
             code(
                 "single_stream.position_figure(result)",
-                shown(figures.tpot_over_position(positions, tokens_ms, {"intercept_ms": 12.09, "slope_us_per_token": 1.22})),
+                shown(figures.tpot_over_position(positions, tokens_ms, fit)),
             ),
             code("desk.conclude(result)", said("Decode slows by 1.22 µs per token of context\n")),
         ),
@@ -335,10 +384,7 @@ def _notebooks() -> dict[str, Any]:
                             {
                                 "label": "decode, 1 stream",
                                 "step_ms": 21.7,
-                                "categories": [
-                                    {"category": c, "ms_per_step": ms}
-                                    for c, ms in (("all_reduce", 11.17), ("gemm", 4.2), ("moe", 1.9), ("attention", 1.1), ("norm", 0.6), ("cast_copy", 0.4))
-                                ],
+                                "categories": [{"category": c, "ms_per_step": ms} for c, ms in PARTS_MS.items()],
                             }
                         ]
                     )
@@ -346,4 +392,4 @@ def _notebooks() -> dict[str, Any]:
             ),
         ),
         "08_findings": notebook("What limits, and what to try next?", code("desk.findings()", said("see the top\n"))),
-    }  # fmt: skip
+    }

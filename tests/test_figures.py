@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import report_sample as sample
 from matplotlib.image import imread
 
+import report_sample as sample
 from perfbook import figures
 from perfbook.figures import Figure, style
 from perfbook.figures import cells as sweep_cells
@@ -59,8 +59,8 @@ def test_alt_texts_state_what_the_data_show() -> None:
         " 76.2 tok/s over 2048 tokens.",
         "throughput": "Throughput over concurrency: 79.3 tok/s at 1 to 1541 tok/s at 256; best 1536 tok/s; knee at 128"
         " streams; SLO met up to 64 streams.",
-        "pareto": "Per-user rate against total throughput: 79.3 tok/s each and 79.3 tok/s together at 1, 12.0 tok/s each"
-        " and 1541 tok/s together at 256 streams.",
+        "pareto": "Per-user rate against total throughput: 79.3 tok/s each and 79.3 tok/s together at 1, 12.0 tok/s"
+        " each and 1541 tok/s together at 256 streams.",
         "latency": "Time to first token p50 29.1 ms at 1 to 2316 ms at 256; time to first token p99 50.5 ms at 1 to"
         " 4017 ms at 256; time per token p50 12.4 ms at 1 to 81.4 ms at 256; time per token p99 15.1 ms at 1 to 99.7 ms"
         " at 256.",

@@ -48,8 +48,8 @@ def test_html_has_scopes_a_caption_and_exact_values_and_escapes_what_others_wrot
 
 
 def test_a_verdict_word_is_marked_for_colour_and_stays_text() -> None:
-    html = Table(["target", "verdict"], [("ttft", "not met")])._repr_html_()
-    assert '<td class="verdict problem text" style="text-align:left">not met</td>' in html
+    html = Table(["target", "verdict"], [("ttft", "missed")])._repr_html_()
+    assert '<td class="verdict problem text" style="text-align:left">missed</td>' in html
 
 
 def test_markdown_keeps_one_line_per_row() -> None:

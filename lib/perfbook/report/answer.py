@@ -16,8 +16,7 @@ from perfbook.report.evidence import ENDED_WELL, Evidence
 from perfbook.report.table import Column, Table
 
 DEPLOY, VERIFY, SINGLE, SWEEP = "01_deploy", "02_verify", "03_single_stream", "04_sweep"
-_TARGETS = {"ttft": "time to first token", "tpot": "time per output token", "best": "best throughput"}
-_MET: Mapping[Any, str] = {True: "met", False: "not met"}
+_MET: Mapping[Any, str] = {True: "met", False: "missed"}
 TUNING, PROFILE, CEILING, FINDINGS = "05_nccl_tuning", "06_profiler_breakdown", "07_ceiling", "08_findings"
 
 
@@ -129,7 +128,7 @@ def targets(evidence: Evidence) -> Table | None:
     """Targets with what was measured; None when none was judged."""
     rows = [
         (
-            _target_name(row),
+            str(row.get("name", "")),
             _quantity(row, "target"),
             _quantity(row, "value"),
             _MET.get(row.get("met"), "not measured"),
@@ -210,6 +209,10 @@ def _plateau(evidence: Evidence) -> Headline:
         return _missing(evidence, "Plateau", SWEEP)
     knee = part.get("knee_concurrency")
     where = f"knee at {knee} streams" if knee is not None else "no plateau in range"
+    ends = _mapping(part.get("knee"))
+    if knee is not None and ends.get("low") is not None:
+        high = ends["high"] if ends.get("high") is not None else "…"
+        where += f" [{ends['low']}, {high}]"
     limit = f"limit: {part['limit']}" if part.get("limit") else ""
     return Headline(
         "Plateau" if knee is not None else "Best throughput",
@@ -248,18 +251,7 @@ def _interval(part: Mapping[str, Any], name: str, unit: str) -> str:
 
 
 def _quantity(row: Mapping[str, Any], key: str) -> str:
-    """A target's number with the unit that its name ends with."""
-    return units.quantity(_finite(row.get(key)), _target_unit(row))
-
-
-def _target_unit(row: Mapping[str, Any]) -> str:
-    name = str(row.get("name", ""))
-    return next((suffix for suffix in ("tok_s", "ms", "pct", "s") if name.endswith(f"_{suffix}")), "")
-
-
-def _target_name(row: Mapping[str, Any]) -> str:
-    name = str(row.get("name", "")).removesuffix(f"_{_target_unit(row)}")
-    return _TARGETS.get(name, name.replace("_", " "))
+    return units.quantity(_finite(row.get(key)), str(row.get("unit") or ""))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

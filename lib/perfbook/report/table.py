@@ -13,7 +13,7 @@ from perfbook import units
 _TONES = {
     **dict.fromkeys(("met", "valid", "right", "faster", "completed"), "good"),
     **dict.fromkeys(("suspect", "cut off", "interrupted", "skipped", "too few launches"), "warning"),
-    **dict.fromkeys(("not met", "invalid", "wrong", "slower", "failed"), "problem"),
+    **dict.fromkeys(("missed", "invalid", "wrong", "slower", "failed"), "problem"),
 }  # verdict words, coloured by the report wherever they stand alone
 _LEFT = ' style="text-align:left"'  # JupyterLab aligns every cell to the right
 
