@@ -284,3 +284,41 @@ def test_impossible_loads_are_refused():
     for bad in ({"concurrency": 0}, {"requests": 0}, {"rate_per_s": 0.0}, {"warmup": -1}):
         with pytest.raises(BadInput):
             measure(endpoint, fixed_prompts("x", 1), RequestShape(1), **{"concurrency": 1, "requests": 1, **bad})
+
+
+def test_the_command_measures_a_sweep_of_a_strict_server_and_writes_its_tables(tmp_path):
+    import pyarrow.parquet as pq
+
+    from perfbook.stream.command import LoadRequest, run_load
+
+    def script(sock: socket.socket, body: dict) -> None:
+        if "messages" not in body or {"ignore_eos", "min_tokens"} & set(body):
+            sock.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 13\r\n\r\nunknown field")
+        else:
+            count_to(sock, body)
+
+    with serving(script) as endpoint:
+        request = LoadRequest(
+            endpoint.base_url, "m", [1, 2], 4, 3, prompt_tokens=9, out=tmp_path / "out", deadlines=QUICK
+        )
+        report = run_load(request)
+    assert report.measured
+    assert [c["ok"] for c in report.to_json()["cells"]] == [4, 4]
+    assert report.to_json()["schema"] == 1
+    assert json.loads(json.dumps(report.to_json(), allow_nan=False)) == report.to_json()
+    assert pq.read_table(tmp_path / "out" / "requests.parquet")["cell"].to_pylist() == ["c1"] * 4 + ["c2"] * 4
+    assert pq.read_table(tmp_path / "out" / "events.parquet").num_rows == 24
+    exported = json.loads((tmp_path / "out" / "vllm-bench-c2.json").read_text())
+    assert (exported["completed"], exported["max_concurrency"]) == (4, 2)
+    text = report.render_text()
+    assert "approximate" in text
+    assert "refused stream_options.continuous_usage_stats, ignore_eos and min_tokens" in text
+
+
+def test_the_command_says_when_nothing_was_measured():
+    from perfbook.stream.command import LoadRequest, run_load
+
+    with serving(lambda sock, body: fault(sock, body, "http_503")) as endpoint:
+        report = run_load(LoadRequest(endpoint.base_url, "m", [2], 3, 3, deadlines=QUICK))
+    assert not report.measured
+    assert "http_503 3" in report.render_text()

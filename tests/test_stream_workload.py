@@ -106,12 +106,17 @@ def test_bodies():
         "min_tokens": 4, "ignore_eos": True, "stream": True, "top_p": 0.5, "seed": 7,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }  # fmt: skip
-    plain = json.loads(shape.without_continuous_usage().body(PLAIN, Prompt(text="hi", output_tokens=2)))
+    plain = json.loads(shape.ladder()[1][0].body(PLAIN, Prompt(text="hi", output_tokens=2)))
     assert (plain["prompt"], plain["max_tokens"], plain["min_tokens"]) == ("hi", 2, 2)
     assert plain["stream_options"] == {"include_usage": True}
     assert "stream" not in json.loads(
         shape.body(CHAT, Prompt(messages=({"role": "user", "content": "x"},)), stream=False)
     )
+    last, without = shape.ladder()[-1]
+    assert without == "stream_options.continuous_usage_stats, ignore_eos and min_tokens"
+    assert set(json.loads(last.body(CHAT, Prompt(text="hi")))) == {
+        "model", "messages", "max_tokens", "temperature", "stream", "stream_options", "top_p", "seed",
+    }  # fmt: skip
     with pytest.raises(BadInput):
         shape.body(PLAIN, Prompt(messages=()))
 

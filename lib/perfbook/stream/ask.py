@@ -61,10 +61,14 @@ def ask(
     limits = deadlines or Deadlines()
     if not stream:
         return _plain(endpoint, prompt, shape, limits)
-    answer = _streamed(endpoint, prompt, shape, limits)
-    if answer.error in ("http_400", "http_422") and shape.continuous_usage:
-        return _streamed(endpoint, prompt, shape.without_continuous_usage(), limits)
-    return answer
+    first: Answer | None = None
+    for plainer, _ in shape.ladder():
+        answer = _streamed(endpoint, prompt, plainer, limits)
+        if answer.error not in ("http_400", "http_422"):
+            return answer
+        first = first or answer
+    assert first is not None
+    return first
 
 
 def _streamed(endpoint: Endpoint, prompt: Prompt, shape: RequestShape, limits: Deadlines) -> Answer:

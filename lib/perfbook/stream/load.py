@@ -159,18 +159,18 @@ def _check(
 def _warm_up(
     job: Callable[[RequestShape], Job], shape: RequestShape, concurrency: int, notes: list[str]
 ) -> tuple[pa.Table, RequestShape]:
-    """Run the warm-up; a server that refuses continuous usage is asked again without, and that is noted."""
+    """Run the warm-up; a server that refuses vLLM's own fields is asked again without, and that is noted."""
     if not concurrency:
         return REQUESTS.empty_table(), shape
-    warm = workers.run(job(shape), Schedule(concurrency)).requests
-    refused = {"http_400", "http_422"} & set(warm["error"].to_pylist())
-    if refused and shape.continuous_usage:
-        plain = shape.without_continuous_usage()
-        again = workers.run(job(plain), Schedule(concurrency)).requests
-        if any(again["ok"].to_pylist()):
-            notes.append("the server refused stream_options.continuous_usage_stats; measured without it")
-            return again, plain
-    return warm, shape
+    first: pa.Table | None = None
+    for plainer, without in shape.ladder():
+        warm = workers.run(job(plainer), Schedule(concurrency)).requests
+        first = warm if first is None else first
+        if not {"http_400", "http_422"} & set(warm["error"].to_pylist()):
+            if without:
+                notes.append(f"the server refused {without}; measured without")
+            return warm, plainer
+    return first, shape
 
 
 def _schedule(rate_per_s: float, arrivals: str, count: int, seed: int) -> list[int]:

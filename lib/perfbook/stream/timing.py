@@ -241,7 +241,8 @@ def _first(request: Ints, count: int) -> Ints:
 
 def _last(request: Ints, count: int) -> Ints:
     out = _first(request[::-1], count)
-    return np.where(out >= 0, len(request) - 1 - out, -1)
+    last: Ints = np.where(out >= 0, len(request) - 1 - out, -1)
+    return last
 
 
 def _first_row(mask: Bools, request: Ints, count: int) -> Ints:

@@ -82,9 +82,16 @@ class RequestShape:
         if self.min_tokens is not None and not 0 <= self.min_tokens <= self.output_tokens:
             raise BadInput(f"min_tokens is {self.min_tokens}; it must lie between 0 and output_tokens")
 
-    def without_continuous_usage(self) -> RequestShape:
-        """The same, for a server that does not know the field."""
-        return replace(self, continuous_usage=False)
+    def ladder(self) -> list[tuple[RequestShape, str]]:
+        """This shape, then plainer ones for servers that refuse unknown fields, with what each leaves out."""
+        usage, lengths = "stream_options.continuous_usage_stats", "ignore_eos and min_tokens"
+        steps = [(self, "")]
+        if self.continuous_usage:
+            steps.append((replace(self, continuous_usage=False), usage))
+        if self.ignore_eos or self.min_tokens is not None:
+            plain = replace(self, continuous_usage=False, ignore_eos=False, min_tokens=None)
+            steps.append((plain, f"{usage}, {lengths}" if self.continuous_usage else lengths))
+        return steps
 
     def body(self, endpoint: Endpoint, prompt: Prompt, *, stream: bool = True) -> bytes:
         """The JSON body of one request."""

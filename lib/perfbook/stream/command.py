@@ -1,0 +1,181 @@
+"""The call behind ``perfbook load``: a measured sweep of any OpenAI-compatible server, no notebook."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from perfbook.errors import BadInput
+from perfbook.server.endpoints import Endpoints
+from perfbook.stream.cell import Cell
+from perfbook.stream.endpoint import Deadlines, Endpoint
+from perfbook.stream.export import vllm_bench_result
+from perfbook.stream.load import measure
+from perfbook.stream.workload import RequestShape, ServerTokenizer, exact_prompts
+from perfbook.units import number, percent
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """What to measure: one cell per concurrency, each of ``requests`` after ``warmup`` more.
+
+    ``seed`` makes the prompts repeatable; without one they are new each time, so that a server that was
+    measured before cannot answer from its prefix cache. ``out`` gets ``requests.parquet``, ``events.parquet``
+    and per cell ``vllm-bench-<cell>.json``."""
+
+    base_url: str
+    model: str
+    concurrency: Sequence[int]
+    requests: int
+    max_tokens: int
+    rate_per_s: float | None = None
+    warmup: int = 1
+    workers: int = 1
+    prompt_tokens: int = 128
+    api_key: str | None = field(default=None, repr=False)
+    out: Path | None = None
+    seed: int | None = None
+    deadlines: Deadlines | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """The cells, and notes on what was approximated or left out."""
+
+    cells: list[Cell]
+    notes: list[str]
+
+    @property
+    def measured(self) -> bool:
+        """Whether at least one request succeeded."""
+        return any(cell.measured for cell in self.cells)
+
+    def to_json(self) -> dict[str, Any]:
+        """Schema 1; plain numbers, null where there is none."""
+        return {"schema": 1, "cells": [cell.summary for cell in self.cells]}
+
+    def render_text(self) -> str:
+        """A table for people, and under it each cell's reasons, reconciliation and notes."""
+        rows = [_HEADER, *(_row(cell.summary) for cell in self.cells)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER))]
+        lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
+        for cell in self.cells:
+            lines += [f"{cell.name}: {reason}" for reason in cell.summary["validity"]["reasons"]]
+            lines += [f"{cell.name}: note: {note}" for note in cell.details["notes"]]
+            lines += _reconciled(cell)
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def run_load(request: LoadRequest, progress: Callable[[str], None] | None = None) -> LoadReport:
+    """Measure every concurrency in turn.
+
+    Raises
+    ------
+    BadInput
+        Impossible values, or a folder that cannot be written.
+    ServerFailed
+        The host name cannot be resolved. A server that refuses every request is a report with ``measured``
+        false.
+    """
+    endpoint = Endpoint(request.base_url, request.model, request.api_key)
+    _prepare(request.out)
+    server = Endpoints(endpoint.root.rsplit("/", 1)[0], api_key=request.api_key)
+    tokenizer = ServerTokenizer.find(endpoint)
+    notes = []
+    if tokenizer is None:
+        notes.append("the server has no /tokenize: prompt lengths are approximate, one token per word")
+    shape = RequestShape(request.max_tokens, min_tokens=request.max_tokens, ignore_eos=True)
+    seeds = random.Random(request.seed)
+    count = request.requests + request.warmup
+    cells: list[Cell] = []
+    for concurrency in request.concurrency:
+        prompts = exact_prompts(tokenizer, request.prompt_tokens, count, seeds.randrange(2**31))
+        cell = measure(
+            endpoint,
+            prompts,
+            shape,
+            concurrency=concurrency,
+            requests=request.requests,
+            warmup=request.warmup,
+            rate_per_s=request.rate_per_s,
+            deadlines=request.deadlines,
+            metrics=server.metrics,
+            progress=progress,
+            cell=_name(concurrency, cells),
+            processes=request.workers,
+        )
+        cells.append(cell)
+    report = LoadReport(cells, notes)
+    if request.out is not None:
+        _write(request, report, endpoint)
+    return report
+
+
+_HEADER = (
+    "streams", "ok", "failed", "tok/s", "plateau tok/s", "TTFT ms", "p99", "TPOT ms", "gap p99", "E2E ms", "window",
+    "clock", "merged", "client µs/token", "verdict",
+)  # fmt: skip
+
+
+def _row(cell: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        str(cell["concurrency"]),
+        str(cell["ok"]),
+        str(cell["failed"]),
+        number(cell["output_tok_s"]),
+        number(cell["output_tok_s_plateau"]),
+        number(cell["ttft_ms"]["mean"]),
+        number(cell["ttft_ms"]["p99"]),
+        number(cell["tpot_ms"]["mean"]),
+        number(cell["gap_ms"]["p99"]),
+        number(cell["e2e_ms"]["mean"]),
+        cell["window"],
+        cell["clock"],
+        percent(cell["merged_share"] * 100),
+        number(cell["client_cpu_us_per_token"]),
+        cell["validity"]["verdict"],
+    )
+
+
+def _reconciled(cell: Cell) -> list[str]:
+    lines = []
+    for row in cell.reconciliation:
+        client = "" if row["client"] is None else f"client {number(row['client'], 6)}, "
+        lines.append(f"{cell.name}: {row['quantity']}: {client}server {number(row['server'], 6)} {row['unit']}")
+    return lines
+
+
+def _name(concurrency: int, cells: list[Cell]) -> str:
+    same = sum(cell.summary["concurrency"] == concurrency for cell in cells)
+    return f"c{concurrency}-{same + 1}" if same else f"c{concurrency}"
+
+
+def _prepare(out: Path | None) -> None:
+    """Find out now, not after the measurement, that the folder cannot be written."""
+    if out is None:
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / ".perfbook"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise BadInput(f"output folder {out} cannot be written: {error.strerror}; choose another") from None
+
+
+def _write(request: LoadRequest, report: LoadReport, endpoint: Endpoint) -> None:
+    assert request.out is not None
+    pq.write_table(pa.concat_tables([cell.requests for cell in report.cells]), request.out / "requests.parquet")
+    pq.write_table(pa.concat_tables([cell.events for cell in report.cells]), request.out / "events.parquet")
+    for cell in report.cells:
+        result = vllm_bench_result(cell, endpoint, rate_per_s=request.rate_per_s)
+        path = request.out / f"vllm-bench-{cell.name}.json"
+        path.write_text(json.dumps(result, allow_nan=False) + "\n", encoding="utf-8")
