@@ -130,10 +130,11 @@ every("main table").forEach((table) => {
 });
 
 // Only what really scrolls takes a keyboard stop.
-const stops = () => every("pre.stream, .pb-figure").forEach((part) => {
+const stops = () => every("pre, .pb-figure").forEach((part) => {
   const scrolls = part.scrollHeight > part.clientHeight + 1 || part.scrollWidth > part.clientWidth + 1;
   if (scrolls) part.tabIndex = 0;
   else part.removeAttribute("tabindex");
 });
 addEventListener("load", stops);
 addEventListener("resize", stops);
+addEventListener("toggle", stops, true); // what was folded had no size
