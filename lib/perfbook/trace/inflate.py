@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from isal import igzip_lib, isal_zlib
 
@@ -16,7 +16,7 @@ _READ_BYTES = 1 << 20
 _CAREFUL_BYTES = 256
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_FORMAT = 31
-_DAMAGED: type[Exception] = igzip_lib.IsalError
+_DAMAGED: Any = igzip_lib.IsalError
 
 
 def plain_chunks(path: Path, warnings: list[str]) -> Iterator[bytes]:
