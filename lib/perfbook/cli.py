@@ -39,7 +39,9 @@ def run(
     params: Annotated[list[Path], typer.Argument(metavar="PARAMS...", help="Parameter files, one per variant.")],
     only: Annotated[str, typer.Option(metavar="03,04", help="Only these notebooks.")] = "",
     overrides: Set = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the latest run; keep what is unchanged.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the latest run; keep what is unchanged.")
+    ] = False,
     keep_server: Annotated[bool, typer.Option("--keep-server", help="Leave the server running at the end.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Measure although answers are wrong.")] = False,
     allow_commands: Annotated[
@@ -54,7 +56,9 @@ def run(
 
 
 @app.command()
-def check(params: Annotated[Path, typer.Argument(metavar="PARAMS", help="A parameter file.")], overrides: Set = None) -> int:
+def check(
+    params: Annotated[Path, typer.Argument(metavar="PARAMS", help="A parameter file.")], overrides: Set = None
+) -> int:
     """Say what would fail, before weights are loaded: flags, environment, port, disk, devices, model."""
     from perfbook.params import load_variant
     from perfbook.server import preflight
@@ -102,19 +106,23 @@ def load(
 
 @app.command()
 def trace(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Trace files or folders, all ranks of one profile.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH...", help="Trace files or folders, all ranks of one profile."),
+    ],
     against: Annotated[list[Path] | None, typer.Option(help="An earlier profile to compare with.")] = None,
     json_file: Json = None,
 ) -> int:
     """Break down where the time of each engine step goes."""
     from perfbook import trace as traces
+    from perfbook.trace.compare import render_diff
 
     report = traces.analyse(paths)
     if not against:
         _deliver(report.to_json(), traces.render_text(report), json_file)
         return 0
     change = traces.diff(traces.analyse(against), report)
-    _deliver(report.to_json() | {"diff": change.to_json()}, traces.render_diff(change), json_file)
+    _deliver(report.to_json() | {"diff": change.to_json()}, render_diff(change), json_file)
     return 0
 
 
@@ -129,7 +137,9 @@ def log(file: Annotated[Path, typer.Argument(help="A vLLM log.")], json_file: Js
 
 
 @app.command()
-def stop(name: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run's folder; default: every run.")] = None) -> int:
+def stop(
+    name: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run's folder; default: every run.")] = None,
+) -> int:
     """Stop servers that perfbook started and that still run."""
     from perfbook.record.run import Run
     from perfbook.server import process

@@ -54,7 +54,11 @@ def hold_targets(targets: Targets, measured: Mapping[str, Any]) -> list[Target]:
         ("single-stream TPOT", targets.tpot_ms, "ms", False, tpot, stream),
         ("best throughput", targets.best_tok_s, "tok_s", True, best, "04_sweep"),
     )
-    return [Target(name, float(target), *rest) for name, target, *rest in rows if target is not None]
+    return [
+        Target(name, float(target), unit, at_least, value, notebook)
+        for name, target, unit, at_least, value, notebook in rows
+        if target is not None
+    ]
 
 
 def _round(target: float) -> str:

@@ -111,8 +111,8 @@ class SingleStream:
     def decode(self) -> Estimate:
         """Decode rate in tokens per second: the reciprocal of TPOT, ends swapped."""
         tpot = self.longest.tpot
-        rate = [None if value is None else 1000 / value for value in (tpot.value, tpot.high, tpot.low)]
-        return Estimate(*rate, unit="tok_s", n=tpot.n, confidence=tpot.confidence, method=tpot.method)
+        value, low, high = _rate_of(tpot.value), _rate_of(tpot.high), _rate_of(tpot.low)
+        return Estimate(value, low, high, "tok_s", tpot.n, tpot.confidence, tpot.method)
 
 
 def analyse(requests: pd.DataFrame, events: pd.DataFrame, first: dict[str, Any] | None) -> SingleStream:
@@ -138,7 +138,7 @@ def analyse(requests: pd.DataFrame, events: pd.DataFrame, first: dict[str, Any] 
         raise MeasurementFailed(f"no single-stream request succeeded ({errors}): see 01_deploy for the server's log")
     lengths = tuple(
         Length(
-            tokens=int(tokens),
+            tokens=int(group.asked.iloc[0]),
             requests=len(group[group.ok]),
             failed=int((~group.ok).sum()),
             ttft=_median(group.ttft_ms, "ms"),
@@ -146,7 +146,7 @@ def analyse(requests: pd.DataFrame, events: pd.DataFrame, first: dict[str, Any] 
             blended=_median(group.blended_tok_s, "tok_s"),
             e2e=_median(group.e2e_ms, "ms"),
         )
-        for tokens, group in requests.groupby("asked", sort=True)
+        for _, group in requests.groupby("asked", sort=True)
         if group.ok.any()
     )
     fit = _fit(events, good, lengths[-1].tokens)
@@ -156,7 +156,7 @@ def analyse(requests: pd.DataFrame, events: pd.DataFrame, first: dict[str, Any] 
         lengths=lengths,
         ttft=_median(good.ttft_ms, "ms"),
         fit=fit,
-        attribution=_attribute(lengths, fit),
+        attribution=_attribute(good, fit),
         drift=stats.find_drift(relative),
         warm_up=stats.find_warm_up(relative),
         first_tok_s=first["blended_tok_s"] if first else None,
@@ -178,14 +178,33 @@ def load(desk: Desk) -> SingleStream:
     return analyse(requests.sort_values("order"), events, first)
 
 
-def gaps(events: pd.DataFrame, cells: list[str]) -> list[np.ndarray[Any, np.dtype[np.float64]]]:
-    """Times between consecutive token events in ms, one array per request."""
-    found = []
-    for _, group in events[events.cell.isin(cells)].groupby(["cell", "request"], sort=False):
-        arrival = group.sort_values("index").arrival_ns.to_numpy()
-        if len(arrival) > 2:
-            found.append(np.diff(arrival) / 1e6)
-    return found
+@dataclass(frozen=True)
+class Gaps:
+    """Times between consecutive token events (ms) and the tokens of each later event; one array per request."""
+
+    ms: tuple[np.ndarray[Any, np.dtype[np.float64]], ...]
+    tokens: tuple[np.ndarray[Any, np.dtype[np.int64]], ...]
+
+    @property
+    def positions(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Position in the answer of each gap's last token."""
+        return np.concatenate([np.cumsum(tokens) for tokens in self.tokens]).astype(float)
+
+    @property
+    def per_token_ms(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Gap over tokens (ITL)."""
+        return np.concatenate([ms / tokens for ms, tokens in zip(self.ms, self.tokens, strict=True)])
+
+
+def gaps(events: pd.DataFrame, cells: list[str]) -> Gaps:
+    """Gaps of every request of the cells; an event that carries no token of its own belongs to the next gap."""
+    ms, tokens = [], []
+    counted = events[events.cell.isin(cells) & (events.tokens > 0)]
+    for _, group in counted.sort_values(["cell", "request", "index"]).groupby(["cell", "request"], sort=False):
+        if len(group) > 2:
+            ms.append(np.diff(group.arrival_ns.to_numpy()) / 1e6)
+            tokens.append(group.tokens.to_numpy()[1:].astype(np.int64))
+    return Gaps(tuple(ms), tuple(tokens))
 
 
 def length_table(result: SingleStream) -> Table:
@@ -252,12 +271,11 @@ def position_figure(desk: Desk, result: SingleStream) -> Figure | str:
         if r["output_tokens_asked"] == result.longest.tokens
     ]
     found = gaps(events, cells)
-    positions = np.concatenate([np.arange(1, len(x) + 1) for x in found])
     fit = {
         "intercept_ms": result.fit.start.value or 0.0,
         "slope_us_per_token": result.fit.slope.value or 0.0,
     }
-    drawn = figures.tpot_over_position(positions, np.concatenate(found), fit, rehearsed=desk.run.rehearsed)
+    drawn = figures.tpot_over_position(found.positions, found.per_token_ms, fit, rehearsed=desk.run.rehearsed)
     return desk.figure("tpot_over_position", drawn)
 
 
@@ -354,16 +372,16 @@ def _relative(good: pd.DataFrame) -> list[float]:
 
 def _fit(events: pd.DataFrame, good: pd.DataFrame, tokens: int) -> stats.PositionFit | None:
     found = gaps(events, list(good[good.asked == tokens].cell))
-    return stats.fit_position(found) if found else None
+    return stats.fit_position(found.ms, [list(map(int, one)) for one in found.tokens]) if found.ms else None
 
 
-def _attribute(lengths: tuple[Length, ...], fit: stats.PositionFit | None) -> stats.Attribution | None:
-    short, long = lengths[0], lengths[-1]
-    if fit is None or short.tokens == long.tokens:
+def _attribute(good: pd.DataFrame, fit: stats.PositionFit | None) -> stats.Attribution | None:
+    """From means, not medians: the parts have to add up to the whole time."""
+    means = good.groupby("asked")[["e2e_ms", "ttft_ms"]].mean() / 1e3
+    if fit is None or len(means) < 2 or means.isna().to_numpy().any():
         return None
-    generations = []
-    for length in (short, long):
-        if length.e2e.value is None or length.ttft.value is None:
-            return None
-        generations.append(stats.Generation(length.tokens, length.e2e.value / 1e3, length.ttft.value / 1e3))
-    return stats.attribute_gap(generations[0], generations[1], slope=fit.slope, start_ms=fit.start.value)
+    short, long = (
+        stats.Generation(int(tokens), float(means.e2e_ms[tokens]), float(means.ttft_ms[tokens]))
+        for tokens in (means.index[0], means.index[-1])
+    )
+    return stats.attribute_gap(short, long, slope=fit.slope, start_ms=fit.start.value)
