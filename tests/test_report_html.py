@@ -85,7 +85,7 @@ def test_the_answer_stands_on_top_with_links_to_where_it_was_measured() -> None:
         "Started 2026-11-30 09:12 UTC, took 52 min 41 s",
         "Single stream 81.9 tok/s 95 % interval 81.2–82.6, n = 5 12.2 ms per token from 03_single_stream",
         "First token 28.1 ms 95 % interval 27.4–30.2, n = 10 from 03_single_stream",
-        "Plateau 1536 tok/s knee at 128 streams [64, 128] limit: queueing from 04_sweep",
+        "Plateau 1536 tok/s knee at 128 streams [64, 128] limit: queueing 1 of 18 cells suspect or invalid from 04_sweep",
         "Above the floor 1.42 × floor: 8.60 ms per token from 07_ceiling",
         "one stream AllReduce is 51.5 % of a decode step: 122 calls, 11.2 ms.",
         "single-stream TTFT 25 ms 28.1 ms missed",

@@ -31,6 +31,7 @@ def test_a_column_has_its_unit_once_and_its_decimals_line_up() -> None:
         (Column("x", sign=True), [0, 4], ["0", "+4"]),
         (Column("x"), [True, False], ["yes", "no"]),
         (Column("x"), [0.0, 0.0], ["0", "0"]),
+        (Column("x", sign=True), [-0.0001, 1.5, -123.456], ["0.00", "+1.50", "−123.46"]),
     ],
 )
 def test_numbers_are_printed_with_the_digits_that_the_column_needs(
@@ -43,13 +44,13 @@ def test_html_has_scopes_a_caption_and_exact_values_and_escapes_what_others_wrot
     html = Table(["name", Column("time", "ms")], [("<b>&", np.float64(12.345))], "A < B")._repr_html_()
     assert "<caption>A &lt; B</caption>" in html
     assert '<th scope="col" class="num">time (ms)</th>' in html
-    assert '<th scope="row" class="text" style="text-align:left">&lt;b&gt;&amp;</th>' in html
+    assert '<th scope="row" class="text short" style="text-align:left">&lt;b&gt;&amp;</th>' in html
     assert '<td class="num" data-value="12.345">12.3</td>' in html
 
 
 def test_a_verdict_word_is_marked_for_colour_and_stays_text() -> None:
     html = Table(["target", "verdict"], [("ttft", "missed")])._repr_html_()
-    assert '<td class="verdict problem text" style="text-align:left">missed</td>' in html
+    assert '<td class="verdict problem text short" style="text-align:left">missed</td>' in html
 
 
 def test_markdown_keeps_one_line_per_row() -> None:

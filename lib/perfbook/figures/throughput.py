@@ -94,7 +94,7 @@ def throughput_over_concurrency(
         if knee is not None:
             style.mark(axes, knee, f"knee: {knee}", style.RED)
         if slo is not None:
-            style.mark(axes, slo, f"SLO met up to {slo}", style.PURPLE, left=True)
+            style.mark(axes, slo, f"SLO met up to {slo}", style.PURPLE, left=slo > min(x, default=slo))
     said = [f"Throughput over concurrency: {range_text(points, 'tok_s')}"]
     if best is not None:
         said.append(f"best {units.quantity(best, 'tok_s')}")

@@ -129,7 +129,9 @@ def targets(evidence: Evidence) -> Table | None:
     rows = [
         (
             str(row.get("name", "")),
-            _quantity(row, "target"),
+            f"{row['target']:g} {units.label(str(row.get('unit') or ''))}"
+            if _finite(row.get("target"))
+            else units.UNKNOWN,
             _quantity(row, "value"),
             _MET.get(row.get("met"), "not measured"),
         )
@@ -217,9 +219,16 @@ def _plateau(evidence: Evidence) -> Headline:
     return Headline(
         "Plateau" if knee is not None else "Best throughput",
         units.quantity(value, "tok_s"),
-        tuple(text for text in (where, limit) if text),
+        tuple(text for text in (where, limit, _doubts(part)) if text),
         SWEEP,
     )
+
+
+def _doubts(sweep: Mapping[str, Any]) -> str:
+    """How many cells of the sweep something speaks against."""
+    verdicts = [_mapping(_mapping(cell).get("validity")).get("verdict") for cell in sweep.get("cells") or []]
+    doubtful = sum(verdict in ("suspect", "invalid") for verdict in verdicts)
+    return f"{doubtful} of {len(verdicts)} cells suspect or invalid" if doubtful else ""
 
 
 def _ceiling(evidence: Evidence) -> Headline:

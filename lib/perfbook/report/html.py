@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from perfbook import __version__, units
+from perfbook.masking import mask
 from perfbook.record import jsonl
-from perfbook.record.provenance import mask
 from perfbook.record.run import Run
 from perfbook.report import answer, cells, evidence, page, safe
 from perfbook.report.evidence import ENDED_WELL, Evidence, Notebook
@@ -211,7 +211,7 @@ def _contents(sections: list[Section], with_records: bool) -> list[Entry]:
         parts = tuple(Link(heading.text, heading.id) for heading in section.headings if heading.level == cells.TOP)
         mark = "" if section.status == ENDED_WELL else section.status
         number = section.name.partition("_")[0]
-        numbered = number.isdigit() and section.title != section.name
+        numbered = number.isdigit() and not section.title.startswith(number)
         title = f"{number} {section.title}" if numbered else section.title
         entries.append(Entry(section.name, title, mark, parts))
     return [*entries, Entry("records", "Records")] if with_records else entries

@@ -15,6 +15,7 @@ _TONES = {
     **dict.fromkeys(("suspect", "cut off", "interrupted", "skipped", "too few launches"), "warning"),
     **dict.fromkeys(("missed", "invalid", "wrong", "slower", "failed"), "problem"),
 }  # verdict words, coloured by the report wherever they stand alone
+_SHORT = 32  # characters of a column that is not broken into lines
 _LEFT = ' style="text-align:left"'  # JupyterLab aligns every cell to the right
 
 
@@ -93,8 +94,12 @@ class Table:
         return [bool(values) and all(_is_number(value) for value in values) for values in known]
 
     def _repr_html_(self) -> str:
-        numeric = self._numeric()
-        kinds = [' class="num"' if is_number else f' class="text"{_LEFT}' for is_number in numeric]
+        texts = self.texts()
+        kinds = []
+        for index, is_number in enumerate(self._numeric()):
+            longest = max((len(row[index]) for row in texts), default=0)
+            text = "text short" if longest <= _SHORT else "text"
+            kinds.append(' class="num"' if is_number else f' class="{text}"{_LEFT}')
         parts = ['<table class="pb-table">']
         if self.caption:
             parts.append(f"<caption>{escape(self.caption)}</caption>")
@@ -102,9 +107,9 @@ class Table:
             f'<th scope="col"{kind}>{escape(head)}</th>' for head, kind in zip(self.headers(), kinds, strict=True)
         )
         parts.append(f"<thead><tr>{heads}</tr></thead><tbody>")
-        for values, texts in zip(self.rows, self.texts(), strict=True):
+        for values, printed in zip(self.rows, texts, strict=True):
             cells = []
-            for index, (value, text) in enumerate(zip(values, texts, strict=True)):
+            for index, (value, text) in enumerate(zip(values, printed, strict=True)):
                 raw = f' data-value="{value!r}"' if _is_number(value) and math.isfinite(value) else ""
                 kind = (
                     kinds[index].replace('class="', f'class="verdict {_TONES[text]} ')
@@ -170,5 +175,6 @@ def _text(value: Any, decimals: int, *, sign: bool) -> str:
         return f"{value:{'+' if sign and value else ''}{',' if abs(value) > 9999 else ''}}".replace("-", "−")
     if isinstance(value, float):
         text = f"{value:{'+' if sign else ''}{',' if abs(value) >= 9999.5 else ''}.{decimals}f}"
-        return text.replace("-", "−")
+        is_zero = not any(digit in text for digit in "123456789")
+        return text.lstrip("+-") if is_zero else text.replace("-", "−")
     return str(value)
