@@ -115,4 +115,5 @@ def test_a_script_has_its_thinking_first_and_goes_on_past_its_end() -> None:
     assert script.token(2) == ("reasoning", "")
     assert "".join(script.token(index)[1] for index in range(3, 7)) == "1, 2."
     assert script.token(50)[1].startswith(" ")
+    assert len(pieces("".join(script.token(index)[1] for index in range(7, 500)))) == 493
     assert write("Count from 1 to 2.", Text(reasoning_tokens=3), thinks=False).spoken_tokens == 4

@@ -161,6 +161,7 @@ def test_completions_take_text_or_ids_and_stream_without_a_role(served: Standin)
         ("/v1/chat/completions", chat("a " * 4100), 400, "maximum context length is 4096 tokens"),
         ("/v1/completions", {"prompt": []}, 400, "prompt must be one text"),
         ("/v1/completions", [1], 400, "JSON object"),
+        ("/v1/completions", {"prompt": "\ud800"}, 400, "the body is not JSON"),
         ("/detokenize", {"tokens": "x"}, 400, "list of token ids"),
     ],
 )
@@ -266,6 +267,32 @@ def test_keep_alive_and_requests_split_anywhere(served: Standin) -> None:
             assert (status, b"2 * 3 is 6." in parts[0][1]) == (200, True)
         sock.sendall(b"garbage\r\n\r\n")
         assert receive(sock)[0] == 400
+
+
+def test_connection_close_is_obeyed(served: Standin) -> None:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as sock:
+        sock.sendall(request_bytes("GET", "/v1/models").replace(b"keep-alive", b"close"))
+        answer = b""
+        while data := sock.recv(65536):
+            answer += data
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+
+
+def test_the_openai_client_reads_its_answers(served: Standin) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{served.port}/v1", api_key="none")
+    question = [{"role": "user", "content": "What is the capital of Japan?"}]
+    whole = client.chat.completions.create(model="m", messages=question)
+    chunks = client.chat.completions.create(
+        model="m", messages=question, stream=True, stream_options={"include_usage": True}
+    )
+    text, usage = "", None
+    for chunk in chunks:
+        text += "".join(choice.delta.content or "" for choice in chunk.choices)
+        usage = chunk.usage or usage
+    assert text == whole.choices[0].message.content == "The capital of Japan is Tokyo."
+    assert usage is not None
+    assert usage.completion_tokens == whole.usage.completion_tokens
 
 
 def test_without_profiler_and_dev_mode_their_routes_are_missing(tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from perfbook.rehearsal.tokens import Tokenizer, message_text
 from perfbook.rehearsal.wire import error
@@ -46,8 +47,8 @@ class Ask:
 def read_json(body: bytes) -> dict[str, Any]:
     """The body as an object."""
     try:
-        value = json.loads(body or b"{}")
-    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
+        value = msgspec.json.decode(body or b"{}")
+    except msgspec.DecodeError as problem:
         raise Refused(400, f"the body is not JSON: {problem}") from None
     if not isinstance(value, dict):
         raise Refused(400, "the body must be a JSON object")

@@ -107,7 +107,7 @@ class Engine:
         budget = self.law.limits.max_num_batched_tokens
         preempted = 0
         for generation in list(self.running):
-            if generation not in self.running or budget == 0:
+            if budget == 0 or (preempted and generation not in self.running):
                 continue
             tokens = min(generation.length - generation.computed, budget)
             while not self.cache.grow(generation.number, generation.computed + tokens):

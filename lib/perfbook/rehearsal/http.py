@@ -31,6 +31,7 @@ class Exchange:
     method: str = ""
     target: bytes = b""
     body: bytearray = field(default_factory=bytearray)
+    keep_alive: bool = True
     on_gone: Callable[[], None] | None = None
 
     @property
@@ -97,7 +98,7 @@ class Connection:
         self._parser = httptools.HttpRequestParser(self)
         self._reading = Exchange(self)
         self._queue: deque[Exchange] = deque()
-        self._busy = False
+        self._busy = self._last = False
 
     def readable(self) -> None:
         """Take in what the client sent."""
@@ -142,6 +143,7 @@ class Connection:
         self.unsent.clear()
         self.write(kept)
         self._changed(self)
+        self._close_after_last()
 
     def done(self, exchange: Exchange, status: int) -> None:
         """The exchange is answered: log it as uvicorn does, and take up the next one."""
@@ -149,6 +151,8 @@ class Connection:
         line = f'INFO:     {self._peer} - "{exchange.method} {target} HTTP/1.1" {status} {_phrase(status)}'
         print(line, flush=True)  # noqa: T201  (the server's log is its standard output)
         exchange.on_gone = None
+        self._last = not exchange.keep_alive
+        self._close_after_last()
         if self._queue and self._queue[0] is exchange:
             self._queue.popleft()
             self._busy = False
@@ -185,12 +189,18 @@ class Connection:
         """httptools: a request is whole."""
         exchange, self._reading = self._reading, Exchange(self)
         exchange.method = self._parser.get_method().decode("ascii")
+        exchange.keep_alive = bool(self._parser.should_keep_alive())
         self._queue.append(exchange)
+
+    def _close_after_last(self) -> None:
+        """A client that asked for it gets its connection closed, once everything is sent."""
+        if self._last and not self.unsent:
+            self.drop()
 
     def _next(self) -> None:
         """Hand the oldest request over, unless one is being answered; never from inside the parser, which would turn
         an error of ours into one of the client's."""
-        if self._queue and not self._busy:
+        if self._queue and not self._busy and not self.gone:
             self._busy = True
             self._handle(self._queue[0])
 

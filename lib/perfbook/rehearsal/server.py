@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from types import FrameType
 
 from perfbook.errors import PerfbookError
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         launch = read_command_line(sys.argv[1:] if argv is None else argv, os.environ)
         loop = Loop(launch.host, launch.port)
+        launch = replace(launch, port=loop.port)
     except PerfbookError as problem:
         sys.stderr.write(f"server.py: error: {problem}\n")
         return problem.exit_code

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from random import Random
 from typing import Literal
 from zlib import crc32
 
@@ -46,44 +45,43 @@ def known_answer(question: str) -> str | None:
 
 @dataclass(frozen=True)
 class Script:
-    """An answer, token by token.
+    """An answer, token by token, computed as it is asked for.
 
-    The closing tag of the thinking is a token without text, as a reasoning parser withholds it;
-    ``spoken_tokens`` is the natural length, after which comes the end-of-sequence token or, when that is
-    ignored, more filler.
+    ``reasoning_tokens`` counts the closing tag of the thinking, a token without text, as a reasoning parser withholds
+    it. ``answer`` is a known one; empty, the answer is filler. After the natural length comes the end-of-sequence token
+    or, when that is ignored, more filler.
     """
 
-    reasoning: tuple[str, ...]
-    answer: tuple[str, ...]
     seed: int
+    reasoning_tokens: int
+    answer: tuple[str, ...]
+    answer_tokens: int
 
     @property
     def spoken_tokens(self) -> int:
         """Tokens before the end-of-sequence token."""
-        return len(self.reasoning) + bool(self.reasoning) + len(self.answer)
+        return self.reasoning_tokens + self.answer_tokens
 
     def token(self, index: int) -> tuple[Channel, str]:
         """Channel and text of the token at an index; the text is empty for the closing tag."""
-        if index < len(self.reasoning):
-            return "reasoning", self.reasoning[index]
-        if self.reasoning and index == len(self.reasoning):
-            return "reasoning", ""
-        index -= len(self.reasoning) + bool(self.reasoning)
-        if index < len(self.answer):
-            return "content", self.answer[index]
-        return "content", " " + WORDS[(self.seed + index * 7 + index // 5) % len(WORDS)]
+        if index < self.reasoning_tokens:
+            return "reasoning", self._filler(index) if index < self.reasoning_tokens - 1 else ""
+        place = index - self.reasoning_tokens
+        return "content", self.answer[place] if place < len(self.answer) else self._filler(place)
+
+    def _filler(self, place: int) -> str:
+        """A one-token word that depends on seed and place."""
+        word = WORDS[(self.seed + place * place * 7 + place) % len(WORDS)]
+        return word if place == 0 else " " + word
 
 
 def write(question: str, text: Text, thinks: bool) -> Script:
     """The script of an answer; ``thinks`` is false on completions, which have no reasoning channel."""
-    seed = crc32(question.encode("utf-8", "surrogatepass"))
     known = known_answer(question)
-    answer = pieces(known) if known else _filler(Random(seed), text.filler_tokens)
-    thought = _filler(Random(seed + 1), text.reasoning_tokens - 1) if thinks and text.reasoning_tokens > 1 else []
-    return Script(tuple(thought), tuple(answer), seed)
-
-
-def _filler(source: Random, tokens: int) -> list[str]:
-    """Exactly that many one-token words."""
-    words = source.choices(WORDS, k=tokens)
-    return [word if place == 0 else " " + word for place, word in enumerate(words)]
+    answer = tuple(pieces(known)) if known else ()
+    return Script(
+        seed=crc32(question.encode()),
+        reasoning_tokens=text.reasoning_tokens if thinks else 0,
+        answer=answer,
+        answer_tokens=len(answer) or text.filler_tokens,
+    )

@@ -35,7 +35,7 @@ class Tokenizer:
         """Token ids of a text."""
         ids = []
         for piece in pieces(text):
-            token = SPECIAL + crc32(piece.encode("utf-8", "surrogatepass")) % (VOCABULARY - SPECIAL)
+            token = SPECIAL + crc32(piece.encode()) % (VOCABULARY - SPECIAL)
             self._text_of[token] = piece
             ids.append(token)
         return ids

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 DONE = b"data: [DONE]\n\n"
 
 
 def dumps(value: Any) -> bytes:
     """Compact JSON, text kept as UTF-8."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return msgspec.json.encode(value)
 
 
 def event(value: Any) -> bytes:
