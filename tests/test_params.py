@@ -99,6 +99,16 @@ def test_set_overrides_and_is_validated(tmp_path: Path) -> None:
             "demo.yaml:2: server: base_url carries credentials; "
             "put the key in a variable and name it in api_key_env",
         ),
+        (
+            GOOD.replace("A: 1", "HF_TOKEN: hf_abc"),
+            "demo.yaml:2: server: HF_TOKEN looks like a secret; export it before you start (the server inherits it), "
+            "and leave it out of the file",
+        ),
+        (
+            GOOD.replace("max-model-len: 2048", "api-key: hf_abc"),
+            "demo.yaml:2: server: api-key looks like a secret; export it before you start (the server inherits it), "
+            "and leave it out of the file",
+        ),
         (GOOD + "variant: again\n", "demo.yaml:10: 'variant' stands twice (first in line 1)"),
         (GOOD + "targets: {ttft_ms: .nan}\n", "demo.yaml:10: targets.ttft_ms is nan; use null for unknown"),
         (

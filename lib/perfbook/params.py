@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from perfbook.errors import BadInput
+from perfbook.masking import is_secret
 from perfbook.yamlfile import Document, nearest, read_yaml
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -76,6 +77,17 @@ class Server(Section):
     ready_timeout_s: Positive = Field(600.0, description="deadline for loading")
     stop_grace_s: Positive = Field(30.0, description="from the polite signal to the hard one")
     commands: Commands = Field(Commands(), description="how an attached server is stopped and started")
+
+    @model_validator(mode="after")
+    def _no_secrets(self) -> Self:
+        # Parameters are recorded with the run and stand in executed notebooks; the server inherits the environment.
+        for name in (*self.env, *self.args):
+            if is_secret(name):
+                raise ValueError(
+                    f"{name} looks like a secret; export it before you start (the server inherits it), "
+                    "and leave it out of the file"
+                )
+        return self
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

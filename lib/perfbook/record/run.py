@@ -15,6 +15,7 @@ from typing import Any
 
 from perfbook import paths
 from perfbook.errors import BadInput, OutOfOrder
+from perfbook.masking import mask
 from perfbook.params import Variant, make_variant
 from perfbook.record import jsonl
 
@@ -108,7 +109,7 @@ class Run:
         header = self.header if (self.path / "run.json").exists() else {}
         header.update(values)
         if variant is not None:
-            header["parameters"] = variant.sections()
+            header["parameters"] = mask(variant.sections())
         jsonl.write_atomically(
             self.path / "run.json", json.dumps(jsonl.plain(header), indent=1, ensure_ascii=False) + "\n"
         )
