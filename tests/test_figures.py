@@ -35,6 +35,16 @@ RATES = [
     {"output_tokens": 2048, "decode_tok_s": None, "blended_tok_s": 76.2},
 ]
 
+FLOORS = [
+    {"streams": 1, "parts": [{"name": "weights", "ms": 7.0}, {"name": "all-reduce", "ms": 1.0}], "tpot_ms": 12.0},
+    {"streams": 64, "parts": [{"name": "weights", "ms": 9.0}, {"name": "all-reduce", "ms": 1.0}], "tpot_ms": None},
+]
+PARTS = [
+    {"name": "weights", "intensity_flop_per_byte": 2.0},
+    {"name": "experts", "intensity_flop_per_byte": 500.0},
+    {"name": "all-reduce", "intensity_flop_per_byte": None},
+]
+
 
 @cache
 def every_figure(**options: Any) -> dict[str, Figure]:
@@ -48,6 +58,8 @@ def every_figure(**options: Any) -> dict[str, Figure]:
         "latency": figures.latency_over_concurrency(sample.cells(), slo_ttft_ms=500, slo_tpot_ms=50, **options),
         "breakdown": figures.step_breakdown([PHASE], **options),
         "timeline": figures.timeline(STEP, **options),
+        "floor": figures.floor_over_concurrency(FLOORS, **options),
+        "roofline": figures.roofline(1.6e12, 2.4e14, PARTS, **options),
     }
 
 
@@ -67,6 +79,8 @@ def test_alt_texts_state_what_the_data_show() -> None:
         "breakdown": "Where a step's time goes. decode, 1 stream: 20.0 ms per step, all reduce 50.0 %, gemm 25.0 %,"
         " idle 25.0 %.",
         "timeline": "Timeline of one step (decode): 3 kernels on 2 streams in 10.0 ms, busy 60.0 % of it.",
+        "floor": "Time per token over its floor: at concurrency 1: 12.0 ms measured over a floor of 8.00 ms (1.50 ×).",
+        "roofline": "Roofline: ridge at 150 FLOP per byte; weights bound by memory, 1 by compute.",
     }
 
 
@@ -78,6 +92,7 @@ def test_without_data_each_figure_says_so() -> None:
         figures.throughput_latency([]),
         figures.latency_over_concurrency([]),
         figures.step_breakdown([]),
+        figures.floor_over_concurrency([]),
     ]
     assert all("not measured" in figure.alt for figure in empty)
 

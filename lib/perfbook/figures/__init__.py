@@ -3,6 +3,7 @@
 Alt texts state what the data show, computed from them, so that the report can be read without seeing.
 """
 
+from perfbook.figures.ceiling import floor_over_concurrency, roofline
 from perfbook.figures.latency import latency_over_concurrency, rates_by_length, tpot_over_position
 from perfbook.figures.steps import step_breakdown, timeline
 from perfbook.figures.style import Figure
@@ -10,8 +11,10 @@ from perfbook.figures.throughput import throughput_latency, throughput_over_conc
 
 __all__ = [
     "Figure",
+    "floor_over_concurrency",
     "latency_over_concurrency",
     "rates_by_length",
+    "roofline",
     "step_breakdown",
     "throughput_latency",
     "throughput_over_concurrency",
