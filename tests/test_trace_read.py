@@ -19,7 +19,9 @@ from perfbook.trace import inflate
 from perfbook.trace.columns import Trace
 from perfbook.trace.read import read_trace
 
-STEPS = [StepLaw(decode_annotation(2), (Kernel("gemm_a", 1_234_567), Kernel("rms_norm_b", 8_001)) * 6, False, 7_000)] * 4
+STEPS = [
+    StepLaw(decode_annotation(2), (Kernel("gemm_a", 1_234_567), Kernel("rms_norm_b", 8_001)) * 6, False, 7_000)
+] * 4
 
 
 @cache
@@ -108,9 +110,7 @@ def test_python_frames_only_when_asked_for(tmp_path: Path) -> None:
         ((b'"est": 1', b'"est": }{'), "a broken event at byte", 2),
     ],
 )
-def test_damage_costs_no_more_than_its_event(
-    tmp_path: Path, damage: tuple[bytes, bytes], says: str, kept: int
-) -> None:
+def test_damage_costs_no_more_than_its_event(tmp_path: Path, damage: tuple[bytes, bytes], says: str, kept: int) -> None:
     bad = event(args={"stream": 7, "est": 1}).replace(*damage)
     trace = read(tmp_path, trace_of(event(), bad, event(ts=9)))
     assert len(trace.gpu) == kept

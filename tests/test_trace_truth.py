@@ -209,6 +209,21 @@ def test_idle_is_placed_where_the_device_waited() -> None:
     assert (waiting.device_ms, waiting.unknown_ms) == (0, 0)
 
 
+def test_a_copy_that_runs_ahead_does_not_start_its_step(tmp_path: Path) -> None:
+    (path,) = write_profile(tmp_path, simple())
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    before = analyse([path]).phases["decode"].step_mean_ms
+    launches = [e for e in trace["traceEvents"] if e["cat"] == "cuda_runtime"]
+    for launch in launches[2:]:
+        ahead = {**launch["args"], "stream": 9, "device": 0}
+        copy = {"cat": "gpu_memcpy", "name": "Memcpy HtoD (Pinned -> Device)", "ts": launch["ts"] - 900.0, "dur": 1.0}
+        trace["traceEvents"].append({**launch, **copy, "args": ahead})
+    path.write_bytes(gzip.compress(json.dumps(trace).encode()))
+    phase = analyse([path]).phases["decode"]
+    assert phase.step_mean_ms == pytest.approx(before, rel=1e-9)
+    assert next(p.calls_per_step for p in phase.categories if p.category == "memcpy") == pytest.approx(6 / 7)
+
+
 def test_a_damaged_duration_is_not_time() -> None:
     steps = simple()
     broken = list(steps[4].kernels)

@@ -184,7 +184,8 @@ def _kernel(item: Placed, correlation: int, graph: bool) -> str:
     kernel = item.kernel
     args = (
         f'"queued": 0, "device": 0, "context": 1, "stream": {kernel.stream}, "correlation": {correlation}, '
-        '"registers per thread": 32, "shared memory": 0, "grid": [132, 1, 1], "block": [256, 1, 1]'
+        '"registers per thread": 32, "shared memory": 0, "blocks per SM": 1, "warps per SM": 8, '
+        '"grid": [132, 1, 1], "block": [256, 1, 1], "est. achieved occupancy %": 12'
     )
     if kernel.message_bytes is not None and not graph:
         elements = kernel.message_bytes // _ELEMENT_BYTES

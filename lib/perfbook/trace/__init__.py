@@ -7,8 +7,8 @@ named (:mod:`.kernels`), events are dealt to engine steps (:mod:`.steps`), and e
 
 from __future__ import annotations
 
-from perfbook.trace.analyse import analyse
 from perfbook.trace.compare import beside_unprofiled, diff
+from perfbook.trace.pipeline import analyse
 from perfbook.trace.report import TraceReport, render_text
 
 __all__ = ["TraceReport", "analyse", "beside_unprofiled", "diff", "render_text"]

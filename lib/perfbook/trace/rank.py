@@ -123,6 +123,7 @@ def summarise(trace: Trace, rules: Sequence[Rule] = ()) -> RankTrace:
         events, owner = events.take(working), owner[working]
         self_ns, outermost = self_ns[working], outermost[working]
     communication = np.array([c in COMMUNICATION for c in all_categories], bool)
+    copies = np.array([c in ("memcpy", "memset") for c in all_categories], bool)
     share = _launch_share(trace, gpu)
     reliable = on_gpu and share is not None and share >= _ENOUGH_LAUNCHES
     if on_gpu and share is None:
@@ -154,7 +155,7 @@ def summarise(trace: Trace, rules: Sequence[Rule] = ()) -> RankTrace:
         categories=tuple(all_categories[i] for i in used),
         steps=seg.steps,
         step_base_ns=trace.base_ns,
-        times=_step_times(events, owner, seg, communication[events.name]),
+        times=_step_times(events, owner, seg, communication[events.name], copies[events.name]),
         sums=_sums(owner, names, self_ns, outermost, len(used)),
         calls=Calls(owner[is_call], names[is_call], events.message_bytes[is_call], self_ns[is_call]),
         span_ns=int(covered.end_ns[-1] - covered.start_ns[0]) if len(events) else 0,
@@ -196,14 +197,16 @@ def _sums(owner: IntArray, names: IntArray, dur_ns: IntArray, outermost: IntArra
     return Sums(keys // width - 1, keys % width, dur, calls, outer)
 
 
-def _step_times(events: Columns, owner: IntArray, seg: Segmentation, is_comm: IntArray) -> StepTimes:
+def _step_times(
+    events: Columns, owner: IntArray, seg: Segmentation, is_comm: NDArray[np.bool_], is_copy: NDArray[np.bool_]
+) -> StepTimes:
     """Wall, busy, idle and overlap of each step."""
     count = len(seg.steps)
     on_gpu = len(seg.launch_ns) > 0
     last = np.full(count, -1, np.int64)
     np.maximum.at(last, owner[owner >= 0], events.end_ns[owner >= 0])
     present = np.flatnonzero(last >= 0)
-    start = _begins(events, owner, count) if on_gpu else np.array([s.start_ns for s in seg.steps], np.int64)
+    start = _begins(events, owner, count, is_copy) if on_gpu else np.array([s.start_ns for s in seg.steps], np.int64)
     stop = np.where(last >= 0, last, start)
     closed = np.zeros(count, bool)
     if len(present) > 1:
@@ -234,12 +237,16 @@ def _step_times(events: Columns, owner: IntArray, seg: Segmentation, is_comm: In
     return StepTimes(stop - start, closed, busy, *waits_ns, communicating - exposed, exposed)
 
 
-def _begins(events: Columns, owner: IntArray, count: int) -> IntArray:
-    """First device event of each step on the stream that works most: a copy for the next step may run far ahead."""
-    main = np.bincount(events.lane, weights=events.dur_ns).argmax()
-    first = np.full(count, np.iinfo(np.int64).max)
-    for chosen in ((owner >= 0) & (events.lane == main), owner >= 0):
-        found = np.full(count, np.iinfo(np.int64).max)
-        np.minimum.at(found, owner[chosen], events.start_ns[chosen])
-        first = np.where(first == np.iinfo(np.int64).max, found, first)
-    return np.where(first == np.iinfo(np.int64).max, 0, first)
+def _begins(events: Columns, owner: IntArray, count: int, is_copy: NDArray[np.bool_]) -> IntArray:
+    """First device event of each step that does not run ahead, as a copy may, of the last kernel of the one before."""
+    latest = np.zeros(count + 1, np.int64)
+    kernels = (owner >= 0) & ~is_copy
+    np.maximum.at(latest, owner[kernels] + 1, events.start_ns[kernels])
+    inside = owner >= 0
+    in_turn = inside & (events.start_ns >= np.maximum.accumulate(latest)[np.maximum(owner, 0)])
+    never = np.iinfo(np.int64).max
+    first, any_first = np.full(count, never), np.full(count, never)
+    np.minimum.at(first, owner[in_turn], events.start_ns[in_turn])
+    np.minimum.at(any_first, owner[inside], events.start_ns[inside])
+    first = np.where(first == never, any_first, first)
+    return np.where(first == never, 0, first)
