@@ -43,9 +43,10 @@ def test_die_takes_the_process_and_its_streams(tmp_path: Path) -> None:
 def test_stall_keeps_health_but_makes_no_tokens(tmp_path: Path) -> None:
     with (
         standin(tmp_path, faulty({"kind": "stall", "after_tokens": 3})) as server,
-        socket.create_connection(("127.0.0.1", server.port), timeout=0.4) as sock,
+        socket.create_connection(("127.0.0.1", server.port), timeout=0.3) as sock,
     ):
         sock.sendall(request_bytes("POST", "/v1/completions", ask(50)))
+        wait_until(lambda: server.metric("vllm:generation_tokens_total") == 3)
         with pytest.raises(TimeoutError):
             receive(sock)
         assert server.call("GET", "/health")[0] == 200

