@@ -277,7 +277,8 @@ def _explain(error: ValidationError, document: Document) -> str:
     else:
         reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
         shown = "" if isinstance(value, Mapping) else f" = {str(value)[:60]!r}"
-        said = f"{dotted}{shown}: {reason[:1].lower()}{reason[1:]}"
+        # A message that begins with a name (HF_TOKEN …) keeps it as it is written.
+        said = f"{dotted}{shown}: {reason[0].lower() + reason[1:] if reason[1:2].islower() else reason}"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"{where}: {said}{more}"
 

@@ -62,6 +62,8 @@ def execute(notebook: Notebook, output: Path, parameters: Mapping[str, Any]) -> 
         reason = one_line(f"{error.ename}: {error.evalue}")
     except DeadKernelError:
         reason = "the notebook's kernel died (out of memory, or killed from outside)"
+    except Exception as error:  # a broken notebook or a full disk ends this notebook, not the campaign
+        reason = one_line(f"{type(error).__name__}: {error}")
     seconds = time.monotonic() - started
     reason = reason or unfinished(output)
     return Outcome("failed", reason, seconds) if reason else Outcome("completed", "", seconds)
