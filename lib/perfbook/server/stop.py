@@ -14,6 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from perfbook.record import devices
 from perfbook.record.run import Run
 from perfbook.server import ports, state, tree
 from perfbook.server.endpoints import Endpoints
+from perfbook.server.launch import MARK
 from perfbook.server.state import ServerState
 from perfbook.server.tree import Process
 
@@ -106,16 +108,23 @@ def stop_run(run: Run, *, grace_s: float | None = None, hurry: Callable[[], bool
             return StopReport(run.name, note=f"its server was started on {known.host}; stop it there")
         state.write(run.path, replace(known, stage="stopped", reason="the machine was restarted"))
         return StopReport(run.name, note="the machine was restarted since; nothing runs")
+    return stop_known(run, known, grace_s=_grace(run) if grace_s is None else grace_s, hurry=hurry)
+
+
+def stop_known(
+    run: Run, known: ServerState, *, grace_s: float, hurry: Callable[[], bool] = lambda: False
+) -> StopReport:
+    """Stop a launch and remove its leftovers, from what is known of it; a full disk does not keep it running."""
     begun = time.monotonic()
-    leader = known.leader or tree.marked("PERFBOOK_SERVER", known.mark)
+    leader = known.leader or tree.marked(MARK, known.mark)
     if leader is None:
         return _finish(run, known, StopReport(run.name), begun)
     members = tree.tree_of(leader, known.tree)
     known = replace(known, leader=leader).seen(members, tree.shared_memory(members))
-    state.write(run.path, known)
+    _note(run, known)
     if leader.alive and (run.path / PROFILING).exists():
         _stop_profile(known.base_url, run)
-    killed = end_tree(leader, members, _grace(run) if grace_s is None else grace_s, hurry)
+    killed = end_tree(leader, members, grace_s, hurry)
     return _finish(run, known, StopReport(run.name, was_running=bool(members), killed=killed), begun)
 
 
@@ -172,7 +181,7 @@ def _finish(run: Run, known: ServerState, report: StopReport, begun: float) -> S
     foreign += [f"/dev/shm/{name}" for name in _familiar() if f"/dev/shm/{name}" not in left]
     (run.path / PROFILING).unlink(missing_ok=True)
     if not left:
-        state.write(run.path, replace(known, stage="stopped"))
+        _note(run, replace(known, stage="stopped"))
     return replace(
         report,
         removed=tuple(removed),
@@ -207,6 +216,12 @@ def _remove(known: ServerState) -> tuple[list[str], list[str]]:
             else:
                 removed.append(str(path))
     return removed, left
+
+
+def _note(run: Run, known: ServerState) -> None:
+    """Write down what is known; stopping goes on where that fails."""
+    with suppress(OSError):
+        state.write(run.path, known)
 
 
 def _openmp_owner(name: str) -> int | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
+_children: dict[int, subprocess.Popen[bytes]] = {}
 _GONE = frozenset("ZXx")
 
 
@@ -70,6 +72,19 @@ def process(pid: int) -> Process | None:
     """The process that has this number now, or None."""
     now = _stat(pid)
     return None if now is None or now.state in _GONE else Process(pid, now.start_ticks, title(pid))
+
+
+def adopt(child: subprocess.Popen[bytes]) -> Process:
+    """A child of this program that goes on without it; :func:`reap` collects it should it end earlier."""
+    _children[child.pid] = child
+    return process(child.pid) or Process(child.pid, -1)
+
+
+def reap() -> None:
+    """Collect adopted children that ended, so that they do not stay in the process table."""
+    for pid, child in list(_children.items()):
+        if child.poll() is not None:
+            del _children[pid]
 
 
 def title(pid: int) -> str:
