@@ -62,18 +62,14 @@ class Server(Section):
     served_name: str | None = Field(None, description="the model name in requests; default: from the model")
     args: dict[str, JsonValue] = Field({}, description="vLLM's own options, without the leading dashes")
     env: dict[str, EnvText] = Field({}, description="environment variables of the server")
-    host: str = Field(
-        "127.0.0.1", description="address to bind; other machines can reach anything but loopback"
-    )
+    host: str = Field("127.0.0.1", description="address to bind; other machines can reach anything but loopback")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="0 takes a free one")
     base_url: str | None = Field(None, description="attach to this server instead of starting one")
     api_key_env: str | None = Field(
         None, description="name of the environment variable that holds the API key", pattern=r"^[A-Za-z_]\w*$"
     )
     verify_tls: bool = Field(True, description="check the certificate of an https base_url")
-    log_file: Path | None = Field(
-        None, description="log of an attached server, for the diagnosis", strict=False
-    )
+    log_file: Path | None = Field(None, description="log of an attached server, for the diagnosis", strict=False)
     ready_timeout_s: Positive = Field(600.0, description="deadline for loading")
     stop_grace_s: Positive = Field(30.0, description="from the polite signal to the hard one")
     commands: Commands = Field(Commands(), description="how an attached server is stopped and started")
@@ -98,13 +94,9 @@ class Server(Section):
             if url.scheme not in ("http", "https") or not url.hostname:
                 raise ValueError(f"base_url {self.base_url!r} is not a http:// or https:// address")
             if url.username or url.password:
-                raise ValueError(
-                    "base_url carries credentials; put the key in a variable and name it in api_key_env"
-                )
+                raise ValueError("base_url carries credentials; put the key in a variable and name it in api_key_env")
             if self.args or self.env:
-                raise ValueError(
-                    "args and env belong to a server that perfbook starts; base_url attaches to one"
-                )
+                raise ValueError("args and env belong to a server that perfbook starts; base_url attaches to one")
         return self
 
     @property
@@ -119,9 +111,7 @@ class Workload(Section):
     """What the requests ask."""
 
     endpoint: Literal["chat", "completions"] = Field("chat", description="which of the two OpenAI endpoints")
-    prompt: str = Field(
-        "Count from 1 to 50.", description="the prompt of the single-stream measurement", min_length=1
-    )
+    prompt: str = Field("Count from 1 to 50.", description="the prompt of the single-stream measurement", min_length=1)
     dataset: Path | None = Field(None, description="prompts of the sweep from a JSONL file", strict=False)
     ignore_eos: bool = Field(True, description="generate exactly the length asked for")
     temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.0, description="0 is greedy")
@@ -174,14 +164,10 @@ class Slo(Section):
 class Sweep(Section):
     """04: throughput and latency over concurrency."""
 
-    concurrency: list[Count] = Field(
-        [1, 2, 4, 8, 16, 32, 64, 128, 256], description="cells, ascending", min_length=1
-    )
+    concurrency: list[Count] = Field([1, 2, 4, 8, 16, 32, 64, 128, 256], description="cells, ascending", min_length=1)
     prompt_tokens: Count = Field(128, description="length of each (distinct) prompt")
     output_tokens: Count = Field(256, description="length of each answer")
-    requests_per_stream: Count = Field(
-        4, description="waves per cell; the first and last do not count as plateau"
-    )
+    requests_per_stream: Count = Field(4, description="waves per cell; the first and last do not count as plateau")
     repeats: Count = Field(3, description="measurements of each cell, in shuffled blocks")
     slo: Slo = Field(Slo(), description="limits that make a request count as goodput")
     time_budget_s: Positive | None = Field(None, description="stop repeating when this is spent")
@@ -201,6 +187,50 @@ class Profile(Section):
     output_tokens: Count = Field(64, description="length of the answers while tracing")
 
 
+class Setting(Section):
+    """One setting to try: what it changes at the launch, on top of the server's own options and environment."""
+
+    env: dict[str, EnvText] = Field({}, description="environment variables")
+    args: dict[str, JsonValue] = Field({}, description="vLLM's options; null takes one away")
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        if not self.env and not self.args:
+            raise ValueError("a setting needs env or args")
+        return self
+
+
+class Tuning(Section):
+    """05: settings that need a relaunch, screened and predicted first."""
+
+    settings: dict[str, Setting] = Field({}, description="name → what it changes")
+    concurrency: list[Count] = Field(
+        [1], description="judged at each: a setting can win at 1 and lose at 100", min_length=1
+    )
+    launches: Count = Field(5, description="of each setting and of the baseline; 5 against 5 can carry a verdict")
+    confirm: Literal["predicted", "all", "none"] = Field(
+        "predicted", description="relaunch what is predicted to matter, everything, or nothing"
+    )
+    minimum_effect_pct: Positive = Field(2.0, description="the smallest change of TPOT worth a reload")
+    requests_per_stream: Count = Field(3, description="measured requests per stream and launch")
+    screen_rounds: Count = Field(2, description="all-reduce benchmarks of each setting")
+    screen_timeout_s: Positive = Field(120.0, description="a setting that hangs is ended after this")
+    time_budget_s: Positive | None = Field(None, description="plan no more relaunches than fit into this")
+
+
+class Ceiling(Section):
+    """07: what is known better than it can be measured or read; a value left out is measured, or unknown."""
+
+    bandwidth_gb_s: Positive | None = Field(None, description="memory bandwidth of one device, reading")
+    gemm_tflop_s: Positive | None = Field(None, description="matrix-product rate of one device")
+    all_reduce_us: Positive | None = Field(None, description="latency of one all-reduce at the decode size")
+    all_reduces: Count | None = Field(None, description="all-reduces in a step")
+    weight_gb: Positive | None = Field(None, description="dense weights that a step reads, all ranks together")
+    kv_bytes_per_token: Positive | None = Field(None, description="KV cache of one token, all layers")
+    draft_tokens: Count = Field(3, description="of the speculative decoding considered")
+    acceptance: Annotated[float, Field(ge=0, lt=1)] = Field(0.7, description="chance that a draft token is right")
+
+
 class Variant(Section):
     """One model variant: everything a run needs to know."""
 
@@ -213,13 +243,11 @@ class Variant(Section):
     verify: Verify = Verify()
     single_stream: SingleStream = SingleStream()
     sweep: Sweep = Sweep()
-    tuning: dict[str, JsonValue] = {}
+    tuning: Tuning = Tuning()
     profile: Profile = Profile()
-    ceiling: dict[str, JsonValue] = {}
+    ceiling: Ceiling = Ceiling()
     rehearsal: dict[str, JsonValue] = {}
-    on_end: list[str] | None = Field(
-        None, description="command to run when the run ends; only with --allow-commands"
-    )
+    on_end: list[str] | None = Field(None, description="command to run when the run ends; only with --allow-commands")
 
     def sections(self) -> dict[str, Any]:
         """Plain values per top-level key, as papermill takes them and as ``run.json`` keeps them."""
