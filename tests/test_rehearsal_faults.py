@@ -71,7 +71,10 @@ def test_an_error_object_inside_a_stream_hits_every_second_request(tmp_path: Pat
         assert values[4]["error"]["code"] == 500
         assert values[5] == "[DONE]"
         assert len(stream(server, 10)) == 11
+        plain = ask(10) | {"stream": False}
+        assert server.call("POST", "/v1/completions", plain)[0] == 500
         assert server.metric("vllm:request_success_total", finished_reason="length") == 2
+        assert server.metric("vllm:request_success_total", finished_reason="error") == 2
         assert server.metric("vllm:num_requests_running") == 0
 
 

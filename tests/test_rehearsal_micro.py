@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfbook.micro.nccl_log import read_nccl_log
+from perfbook.micro.shapes import GemmShape
 from perfbook.rehearsal.law import Law, Text, make_law
-from perfbook.rehearsal.micro import all_reduce, devices, gemm, gemm_us, memory_bandwidth_gb_s
+from perfbook.rehearsal.micro import all_reduce, devices, gemm_us, measure_device
 from perfbook.rehearsal.text import known_answer, write
 from perfbook.rehearsal.tokens import Tokenizer, pieces
 
@@ -27,53 +29,66 @@ def law(**sections: object) -> Law:
 
 
 def test_all_reduce_readings_scatter_around_the_law_and_repeat_with_the_seed() -> None:
-    sizes = [14_336, 1 << 20]
-    small, large = all_reduce(law(), sizes, {}, repeats=400)
-    assert statistics.fmean(small.latency_us) == pytest.approx(40 + 14_336 * 1.75 / 20_000, rel=0.003)
-    assert statistics.fmean(large.latency_us) == pytest.approx(40 + (1 << 20) * 1.75 / 20_000, rel=0.003)
-    assert small.busbw_gb_s[0] == pytest.approx(14_336 / small.latency_us[0] / 1e3 * 1.75)
+    sizes = [1 << 20, 14_336]
+    bench = all_reduce(law(), sizes, {}, repeats=400)
+    assert (bench.outcome, bench.backend, bench.ranks) == ("ok", "nccl", 8)
+    small, large = bench.messages
+    assert (small.message_bytes, large.message_bytes) == (14_336, 1 << 20)
+    assert statistics.fmean(small.repeats_us) == pytest.approx(40 + 14_336 * 1.75 / 20_000, rel=0.003)
+    assert statistics.fmean(large.repeats_us) == pytest.approx(40 + (1 << 20) * 1.75 / 20_000, rel=0.003)
+    assert bench.latency_us(14_336) == pytest.approx(41.25, rel=0.005)
     assert all_reduce(law(), sizes, {}) == all_reduce(law(), sizes, {})
-    assert all_reduce(law(), sizes, {}, seed=1) != all_reduce(law(), sizes, {})
+    assert all_reduce(law(), sizes, {}) != all_reduce(law(), sizes, {}, seed=1)
 
 
 def test_what_a_setting_does_to_the_screen() -> None:
+    effects = {
+        "Tree": {"latency_factor": 0.5},
+        "PAT": {"latency_factor": 0.5, "outcome": "ignored"},
+        "NVLS": {"latency_factor": 0.5, "outcome": "wrong sums"},
+        "CollNetChain": {"outcome": "hangs"},
+        "CollNetDirect": {"outcome": "fails"},
+    }
     known = law(
         settings=[
-            {"env": {"S": "good"}, "all_reduce": {"latency_factor": 0.5}},
-            {"env": {"S": "ignored"}, "all_reduce": {"latency_factor": 0.5, "outcome": "ignored"}},
-            {"env": {"S": "wrong"}, "all_reduce": {"latency_factor": 0.5, "outcome": "wrong sums"}},
-            {"env": {"S": "hangs"}, "all_reduce": {"outcome": "hangs"}},
+            *({"env": {"NCCL_ALGO": name}, "all_reduce": effect} for name, effect in effects.items()),
             {"args": {"enforce-eager": True}, "all_reduce": {"latency_factor": 9.0}},
         ]
     )
-    readings = {
-        name: all_reduce(known, [16], {"S": name}, repeats=50)[0] for name in ("good", "ignored", "wrong", "hangs")
-    }
-    assert statistics.fmean(readings["good"].latency_us) == pytest.approx(20.0, rel=0.01)
-    assert statistics.fmean(readings["ignored"].latency_us) == pytest.approx(40.0, rel=0.01)
-    assert [(reading.taken, reading.sums_right, reading.hangs) for reading in readings.values()] == [
-        (True, True, False),
-        (False, True, False),
-        (True, False, False),
-        (True, True, True),
-    ]
-    assert readings["hangs"].latency_us == ()
+    benches = {name: all_reduce(known, [16], {"NCCL_ALGO": name}, repeats=50) for name in effects}
+    outcomes = [bench.outcome for bench in benches.values()]
+    assert outcomes == ["ok", "ok", "wrong sums", "hangs", "fails"]
+    medians = [bench.latency_us(16) for bench in benches.values()]
+    assert medians[:2] == [pytest.approx(20.0, rel=0.01), pytest.approx(40.0, rel=0.01)]
+    assert medians[3:] == [None, None]
+    logs = {name: read_nccl_log(bench.log) for name, bench in benches.items()}
+    assert [log.took("NCCL_ALGO", name) for name, log in logs.items()] == [True, False, True, True, True]
+    assert logs["Tree"].chosen == {16: "TREE LL"}
+    assert logs["PAT"].chosen == {16: "RING LL"}
+    assert logs["PAT"].version == "2.28.9"
 
 
 def test_gemm_is_bound_by_arithmetic_traffic_or_launch() -> None:
     known = law(device={"gemm_tflop_s": 100.0, "read_gb_s": 1000.0, "launch_us": 2.0})
     assert gemm_us(known, 4096, 4096, 4096) == pytest.approx(2 * 4096**3 / 1e8)
-    assert gemm_us(known, 1, 4096, 4096, weight_bits=4) == pytest.approx((2 * 8192 + 4096 * 4096 / 2) / 1e6)
+    assert gemm_us(known, 1, 4096, 4096) == pytest.approx(2 * (2 * 4096 + 4096 * 4096) / 1e6)
     assert gemm_us(known, 1, 8, 8) == 2.0
-    [readings] = gemm(known, [(1, 8, 8)], repeats=7)
-    assert len(readings) == 7
-    assert all(1.9 < reading < 2.1 for reading in readings)
 
 
-def test_bandwidth_and_devices_tell_the_laws_figures() -> None:
-    rates = memory_bandwidth_gb_s(law(), repeats=200)
-    assert statistics.fmean(rates["read"]) == pytest.approx(1500, rel=0.005)
-    assert statistics.fmean(rates["copy"]) == pytest.approx(1350, rel=0.005)
+def test_the_device_bench_tells_the_laws_figures_and_that_it_is_rehearsed() -> None:
+    bench = measure_device(law(), [GemmShape("o", 4096, 4096, 61)], [1, 64], repeats=200)
+    assert bench.device.endswith("(rehearsed)")
+    means = {each.kind: statistics.fmean(each.repeats_gb_s) for each in bench.bandwidth}
+    assert means == {
+        "read": pytest.approx(1500, rel=0.005),
+        "copy": pytest.approx(1350, rel=0.005),
+        "triad": pytest.approx(1350, rel=0.005),
+    }
+    assert [(gemm.name, gemm.m, gemm.per_step) for gemm in bench.gemms] == [("o", 1, 61), ("o", 64, 61)]
+    assert statistics.fmean(bench.gemms[0].repeats_us) == pytest.approx(gemm_us(law(), 1, 4096, 4096), rel=0.005)
+
+
+def test_devices_draw_power_between_idle_and_busy() -> None:
     idle, busy = devices(law(), 0.0), devices(law(), 1.0)
     assert [sample.index for sample in busy] == list(range(8))
     assert statistics.fmean(sample.power_w for sample in idle) == pytest.approx(35, rel=0.02)

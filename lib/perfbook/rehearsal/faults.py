@@ -28,8 +28,12 @@ def die() -> NoReturn:
 
 
 def stream_error(exchange: Exchange) -> None:
-    """An error object as an event of a 200 stream, then its regular end."""
-    exchange.send(event(error(500, "Internal server error", "InternalServerError")) + b"data: [DONE]\n\n")
+    """An error object as an event of a 200 stream, then its regular end; a plain 500 where nothing streams."""
+    body = error(500, "Internal server error", "InternalServerError")
+    if not exchange.opened:
+        exchange.respond_json(500, body)
+        return
+    exchange.send(event(body) + b"data: [DONE]\n\n")
     exchange.close()
 
 

@@ -32,6 +32,7 @@ class Exchange:
     target: bytes = b""
     body: bytearray = field(default_factory=bytearray)
     keep_alive: bool = True
+    opened: bool = False
     on_gone: Callable[[], None] | None = None
 
     @property
@@ -57,6 +58,7 @@ class Exchange:
     def open(self) -> None:
         """Send the head of an event stream."""
         kind = "content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+        self.opened = True
         self.connection.write((_status_line(200) + kind).encode())
 
     def send(self, events: bytes) -> None:

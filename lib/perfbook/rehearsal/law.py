@@ -159,7 +159,7 @@ class AllReduceEffect(Section):
 
     latency_factor: Positive = 1.0
     bandwidth_factor: Positive = 1.0
-    outcome: Literal["taken", "ignored", "wrong sums", "hangs"] = "taken"
+    outcome: Literal["taken", "ignored", "wrong sums", "hangs", "fails"] = "taken"
 
 
 class Setting(Section):

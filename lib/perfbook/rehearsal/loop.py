@@ -1,9 +1,9 @@
 """One thread that waits for sockets and for the end of the engine's step, to the microsecond.
 
 asyncio hands epoll its timers in whole milliseconds, rounded up, and a web framework adds several layers and a task
-switch to every token. Here ``select`` waits on the epoll handle with a microsecond timeout, and a token is one formatted
-chunk and one ``send``: 14 us of CPU per token with its metrics, so that 256 streams can tick every 10 ms from one core,
-and no second thread competes for the interpreter. How late the tokens of each step were is kept and shown by
+switch to every token. Here ``select`` waits on the epoll handle with a microsecond timeout, and a token is one
+formatted chunk and one ``send``: 14 us of CPU per token with its metrics, so that 256 streams can tick every 10 ms from
+one core, and no second thread competes for the interpreter. How late the tokens of each step were is kept and shown by
 :class:`perfbook.rehearsal.truth.Truth`.
 """
 

@@ -1,7 +1,6 @@
-"""What the micro-benchmarks would have measured on the law's machine: all-reduce, bandwidth, GEMM.
+"""What the micro-benchmarks would have measured on the law's machine, in the results of :mod:`perfbook.micro`. Pure.
 
-Every reading is the law's value times a seeded spread, so that equal seeds give equal readings and repeats
-scatter.
+Every reading is the law's value times a seeded spread: equal seeds give equal readings, and repeats scatter.
 """
 
 from __future__ import annotations
@@ -10,73 +9,97 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from perfbook.rehearsal.law import Law
+from perfbook.micro.results import AllReduce, Bandwidth, DeviceBench, Gemm, Message
+from perfbook.micro.shapes import GemmShape
+from perfbook.rehearsal.law import Law, Setting
 from perfbook.rehearsal.steptime import active_settings, all_reduce_us
 
 SPREAD = 0.01
-
-
-@dataclass(frozen=True)
-class AllReduceReading:
-    """One message size under one environment; times are None where the setting hangs."""
-
-    message_bytes: int
-    latency_us: tuple[float, ...]
-    busbw_gb_s: tuple[float, ...]
-    taken: bool
-    sums_right: bool
-    hangs: bool
+BUFFER_BYTES = 1 << 30
+LL_LIMIT_BYTES = 1 << 16
+GIB = 1 << 30
 
 
 def all_reduce(
-    law: Law, message_bytes: Sequence[int], env: Mapping[str, str], repeats: int = 5, seed: int = 0
-) -> list[AllReduceReading]:
-    """Latency in µs and bus bandwidth (S/t · 2(n-1)/n) in GB/s per message size, ``repeats`` readings each.
+    law: Law, message_bytes: Sequence[int], env: Mapping[str, str], repeats: int = 7, seed: int = 0
+) -> AllReduce:
+    """All-reduces under one environment.
 
-    The settings that count are the law's whose whole ``env`` is in the given one and that need no arguments.
+    The settings that count are the law's whose whole ``env`` is in `env` and that need no arguments. What is ignored or
+    taken stands in the result's ``log``, in NCCL's words, as the screen has to find it out.
     """
     active = [setting for setting in active_settings(law, env, {}) if setting.all_reduce]
     outcomes = {setting.all_reduce.outcome for setting in active if setting.all_reduce}
-    hangs = "hangs" in outcomes
     ranks = law.model.tensor_parallel
+    log = "\n".join(_nccl_says(law, sorted(set(message_bytes)), env, active))
+    for bad, detail in (("hangs", "no result before the deadline"), ("fails", "unhandled system error")):
+        if bad in outcomes:
+            return AllReduce(bad, "nccl", ranks, detail=detail, log=log)
     spread = Random(f"{law.variation.seed}/{seed}/all-reduce/{sorted(env.items())}")
-    readings = []
-    for size in message_bytes:
-        truth_us = all_reduce_us(law, size, active)
-        times = () if hangs else tuple(truth_us * _scatter(spread) for _ in range(repeats))
-        rates = tuple(size / us / 1e3 * 2 * (ranks - 1) / ranks for us in times if us > 0)
-        readings.append(
-            AllReduceReading(size, times, rates, "ignored" not in outcomes, "wrong sums" not in outcomes, hangs)
-        )
-    return readings
+    messages = tuple(
+        Message(size, tuple(all_reduce_us(law, size, active) * _scatter(spread) for _ in range(repeats)), ranks)
+        for size in sorted(set(message_bytes))
+    )
+    outcome = "wrong sums" if "wrong sums" in outcomes else "ok"
+    return AllReduce(outcome, "nccl", ranks, messages=messages, log=log)
 
 
-def memory_bandwidth_gb_s(law: Law, repeats: int = 5, seed: int = 0) -> dict[str, tuple[float, ...]]:
-    """Readings of ``read`` and ``copy`` bandwidth in GB/s (1e9 bytes; a copy counts its bytes twice)."""
-    spread = Random(f"{law.variation.seed}/{seed}/bandwidth")
-    truth = {"read": law.device.read_gb_s, "copy": law.device.copy_gb_s}
-    return {kind: tuple(rate * _scatter(spread) for _ in range(repeats)) for kind, rate in truth.items()}
+def _nccl_says(law: Law, sizes: Sequence[int], env: Mapping[str, str], active: Sequence[Setting]) -> list[str]:
+    """Debug output of rank 0: version, the variables that were understood, the choice per size."""
+    ignored: set[str] = set()
+    for setting in active:
+        if setting.all_reduce and setting.all_reduce.outcome == "ignored":
+            ignored |= setting.env.keys()
+    taken = {name: value for name, value in env.items() if name.startswith("NCCL_") and name not in ignored}
+    algorithm = taken.get("NCCL_ALGO", "RING").upper()
+    lines = [f"NCCL version {law.communication.nccl_version}"]
+    lines += [f"rank0:1:1 [0] NCCL INFO {name} set by environment to {value}." for name, value in taken.items()]
+    lines.append("rank0:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct")
+    for size in sizes:
+        protocol = taken.get("NCCL_PROTO", "LL" if size <= LL_LIMIT_BYTES else "SIMPLE").upper()
+        choice = f"AllReduce: {size} Bytes -> Algo {algorithm} proto {protocol} channel{{Lo..Hi}}={{0..3}}"
+        lines.append(f"rank0:1:1 [0] NCCL INFO {choice}")
+    return lines
 
 
-def gemm_us(law: Law, m: int, n: int, k: int, weight_bits: int = 16) -> float:
-    """Time in µs of an M×N×K product (roofline): the longest of arithmetic, traffic and one launch."""
-    moved_bytes = 2 * m * k + 2 * m * n + n * k * weight_bits / 8
+def gemm_us(law: Law, m: int, n: int, k: int) -> float:
+    """Time in µs of a bfloat16 product (m, k) × (k, n): the longest of arithmetic, traffic, one launch (roofline)."""
     compute_us = 2 * m * n * k / (law.device.gemm_tflop_s * 1e6)
-    memory_us = moved_bytes / (law.device.read_gb_s * 1e3)
+    memory_us = 2 * (m * k + m * n + n * k) / (law.device.read_gb_s * 1e3)
     return max(compute_us, memory_us, law.device.launch_us)
 
 
-def gemm(
-    law: Law, shapes: Sequence[tuple[int, int, int]], weight_bits: int = 16, repeats: int = 5, seed: int = 0
-) -> list[tuple[float, ...]]:
-    """Readings in µs per (M, N, K)."""
-    spread = Random(f"{law.variation.seed}/{seed}/gemm/{weight_bits}")
-    return [tuple(gemm_us(law, m, n, k, weight_bits) * _scatter(spread) for _ in range(repeats)) for m, n, k in shapes]
+def measure_device(
+    law: Law, gemms: Sequence[GemmShape], tokens: Sequence[int], repeats: int = 7, seed: int = 0
+) -> DeviceBench:
+    """Memory bandwidth, and each product at every count of `tokens`."""
+    spread = Random(f"{law.variation.seed}/{seed}/device")
+    rates = {"read": law.device.read_gb_s, "copy": law.device.copy_gb_s, "triad": law.device.copy_gb_s}
+    return DeviceBench(
+        f"{law.device.name} (rehearsed)",
+        tuple(
+            Bandwidth(kind, BUFFER_BYTES, tuple(rate * _scatter(spread) for _ in range(repeats)))
+            for kind, rate in rates.items()
+        ),
+        tuple(
+            Gemm(
+                name=shape.name,
+                m=m,
+                n=shape.n,
+                k=shape.k,
+                per_step=shape.per_step,
+                kernel="rehearsed bfloat16",
+                repeats_us=tuple(gemm_us(law, m, shape.n, shape.k) * _scatter(spread) for _ in range(repeats)),
+            )
+            for shape in gemms
+            for m in tokens
+        ),
+    )
 
 
 @dataclass(frozen=True)
 class DeviceSample:
-    """One accelerator at one moment."""
+    """One accelerator at one moment, as the telemetry would sample it; no throttle reason is ever active."""
 
     index: int
     name: str
@@ -85,28 +108,26 @@ class DeviceSample:
     memory_used_bytes: int
     memory_total_bytes: int
     utilisation_pct: float
-    throttle_reasons: tuple[str, ...]
 
 
 def devices(law: Law, busy_share: float, seed: int = 0) -> list[DeviceSample]:
-    """What the telemetry would have sampled while the engine is busy for a share (0 to 1) of the time."""
+    """All devices while the engine is busy for a share (0 to 1) of the time."""
     device = law.device
     spread = Random(f"{law.variation.seed}/{seed}/devices")
-    gib = 1 << 30
     return [
         DeviceSample(
             index=index,
             name=device.name,
             clock_mhz=device.clock_mhz,
             power_w=(device.idle_w + busy_share * (device.busy_w - device.idle_w)) * _scatter(spread),
-            memory_used_bytes=round(device.memory_used_gib * gib),
-            memory_total_bytes=round(device.memory_gib * gib),
+            memory_used_bytes=round(device.memory_used_gib * GIB),
+            memory_total_bytes=round(device.memory_gib * GIB),
             utilisation_pct=100 * busy_share,
-            throttle_reasons=(),
         )
         for index in range(law.model.tensor_parallel)
     ]
 
 
 def _scatter(source: Random) -> float:
+    """A factor near 1, never further than three standard deviations."""
     return 1 + max(-3.0, min(3.0, source.gauss(0.0, 1.0))) * SPREAD
