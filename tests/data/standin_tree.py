@@ -2,7 +2,7 @@
 
 Takes vLLM's options. Children live in the same session, hold shared memory and a socket in TMPDIR, and do not watch
 their parent. ``STANDIN`` names bad habits, separated by commas:
-``dies``: an error in the log, then exit 1; ``silent``: never listens; ``stubborn``: ignores SIGTERM, as do its children.
+``dies``: an error in the log and exit 1; ``silent``: never listens; ``stubborn``: ignores SIGTERM, as do its children.
 """
 
 from __future__ import annotations
