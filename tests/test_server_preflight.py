@@ -1,0 +1,329 @@
+"""What would fail, before it does: options, variables, checkpoints (pure), and whole checks without an engine."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfbook.errors import BadInput
+from perfbook.params import Variant, make_variant
+from perfbook.record.devices import Gpu
+from perfbook.server import catalog, preflight
+from perfbook.server.catalog import Answer, Option
+from perfbook.server.checkpoint import Checkpoint, check_checkpoint, read_checkpoint
+from perfbook.server.flags import check_flags, groups, retired
+from perfbook.server.problems import Problem
+from perfbook.server.variables import check_conf_files, check_variables, nccl_variables
+
+
+def option(*flags: str, nargs: int | str | None = None, dest: str | None = None, deprecated: bool = False) -> Option:
+    return Option(flags, dest or flags[0].lstrip("-").replace("-", "_"), nargs, None, deprecated)
+
+
+ANSWER = Answer(
+    version="0.32.0",
+    options=(
+        option("--max-model-len"),
+        option("--max-num-seqs"),
+        option("--max-num-batched-tokens"),
+        option("--tensor-parallel-size", "-tp"),
+        option("--enforce-eager", "--no-enforce-eager", nargs=0),
+        option("--headless", nargs=0),
+        option("--enable-log-requests", "--no-enable-log-requests", nargs=0),
+        option("--cudagraph-capture-sizes", nargs="+"),
+        option("--compilation-config"),
+        option("--log-config-file", deprecated=True),
+    ),
+    variables=("VLLM_CPU_KVCACHE_SPACE", "VLLM_LOGGING_LEVEL"),
+    refused_variables={"VLLM_CPU_KVCACHE_SPACE": "invalid literal for int() with base 10: 'two'"},
+)
+
+
+def flags(**args: Any) -> list[tuple[str, str, str]]:
+    found = check_flags({key.replace("__", "-"): value for key, value in args.items()}, ANSWER)
+    return [(one.level, one.what, one.do) for one in found]
+
+
+def test_good_options_pass():
+    assert (
+        flags(
+            max__model__len=2048, enforce__eager=False, headless=True, max_num_seqs=8, compilation__config={"mode": 3}
+        )
+        == []
+    )
+    assert check_flags({"compilation-config.mode": 3, "O": 2}, ANSWER) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("num-scheduler-steps", "remove it; V1 overlaps"),
+        ("disable-log-requests", "remove it, or set enable-log-requests: false"),
+        ("swap-space", "remove it; preempted"),
+        ("cuda-graph-sizes", "cudagraph-capture-sizes"),
+        ("max-seq-len-to-capture", "remove it"),
+        ("use-v2-block-manager", "remove it"),
+        ("preemption-mode", "remove it"),
+        ("enable-reasoning", "remove it and keep reasoning-parser"),
+        ("guided-decoding-backend", "structured-outputs-config"),
+        ("speculative-model", "speculative-config"),
+        ("rope-scaling", "hf-overrides"),
+        ("calculate-kv-scales", "remove it"),
+        ("task", "runner"),
+        ("disable-cascade-attn", "remove it"),
+    ],
+)
+def test_retired_options_are_named_with_their_fate(name: str, instead: str):
+    [problem] = check_flags({name: 8}, ANSWER)
+    assert (problem.level, problem.what, problem.where) == ("error", f"--{name} was retired", f"server.args.{name}")
+    assert problem.do.startswith(f"use: {instead}")
+    [with_underscores] = check_flags({name.replace("-", "_"): 8}, ANSWER)
+    assert with_underscores.what == f"--{name} was retired"
+
+
+def test_retired_settings_inside_of_json_however_they_are_given():
+    for args in (
+        {"compilation-config": {"level": 3}},
+        {"compilation-config": '{"level": 3}'},
+        {"compilation-config.level": 3},
+    ):
+        [problem] = check_flags(args, ANSWER)
+        assert problem.what == "compilation-config 'level' was retired"
+        assert problem.do == "use: compilation-config: {mode: 3}"
+
+
+def test_every_retired_entry_says_fate_replacement_and_source():
+    tables = retired()
+    entries = [
+        *tables["flags"].values(),
+        *tables["variables"].values(),
+        *tables["settings"]["compilation-config"].values(),
+    ]
+    assert all(
+        {"fate", "instead", "source"} <= set(entry) <= {"fate", "instead", "source", "gone"} for entry in entries
+    )
+
+
+def test_misspelt_abbreviated_doubled_and_swallowed():
+    assert flags(enforce__egaer=True) == [
+        ("error", "--enforce-egaer does not exist in vLLM 0.32.0", "did you mean enforce-eager?")
+    ]
+    assert flags(max__model=5) == [("error", "--max-model is an abbreviation", "write max-model-len")]
+    assert flags(max__model__len=5, max_model_len=6) == [
+        ("error", "max-model-len and max_model_len are the same option", "keep one of them")
+    ]
+    assert flags(max__model__len=5, max_model_len=5)[0][0] == "warning"
+    assert flags(enforce__eager=1) == [("error", "--enforce-eager takes no value", "set it to true, or leave it out")]
+    assert flags(headless=False) == [("error", "--headless has no --no- form", "leave the key out")]
+    [unknown] = check_flags({"banana-split": 3}, ANSWER)
+    assert "its value would be taken for the model's name" in unknown.why
+    [deprecated] = check_flags({"log-config-file": "x"}, ANSWER)
+    assert (deprecated.level, deprecated.do) == ("warning", "use: the variable VLLM_LOGGING_CONFIG_PATH")
+
+
+def test_groups_keep_options_and_their_values_together():
+    assert groups({"seed": 1, "gone": None, "sizes": [1, 2], "conf": {"x": 1}, "O": 2}) == [
+        ["--seed", "1"],
+        ["--sizes", "1", "2"],
+        ["--conf", '{"x":1}'],
+        ["-O", "2"],
+    ]
+
+
+def variables(**values: str) -> list[tuple[str, str]]:
+    return [(one.level, one.what) for one in check_variables(values, ANSWER, "server.env")]
+
+
+def test_vllm_variables():
+    assert variables(VLLM_LOGGING_LEVEL="INFO", OTHER="x") == []
+    assert variables(VLLM_LOGING_LEVEL="INFO") == [("warning", "VLLM_LOGING_LEVEL is unknown to vLLM 0.32.0")]
+    assert variables(VLLM_CPU_KVCACHE_SPACE="two") == [
+        ("error", "VLLM_CPU_KVCACHE_SPACE has a value that vLLM refuses")
+    ]
+    for name in ("VLLM_TORCH_PROFILER_DIR", "VLLM_ATTENTION_BACKEND", "VLLM_USE_V1"):
+        assert variables(**{name: "1"}) == [("error", f"{name} was retired")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("NCCL_P2P_LEVEL", "SYS", []),
+        ("NCCL_P2P_LEVEL", "sys", []),
+        ("NCCL_P2P_LEVEL", "SYSS", [("error", "did you mean SYS?")]),
+        ("NCCL_MAX_NCHANNELS", "8", []),
+        ("NCCL_MAX_NCHANNELS", "banana", [("error", "give a number")]),
+        ("NCCL_BUFFSIZE", "4M", []),
+        ("NCCL_PROTO", "LL,Simple", []),
+        ("NCCL_PROTO", "^LL128", []),
+        ("NCCL_PROTO", "LL129", [("error", "did you mean LL128?")]),
+        ("NCCL_PROTO", "LL128", [("warning", "check the result of every collective before believing its speed")]),
+        ("NCCL_ALGO", "Ring", []),
+        ("NCCL_ALGO", "Ring,Tree", []),
+        ("NCCL_ALGO", "^Tree", []),
+        ("NCCL_ALGO", "Tree", [("error", "name the collective: NCCL_ALGO='allreduce:Tree'")]),
+        ("NCCL_ALGO", "allreduce:tree", []),
+        ("NCCL_ALGO", "ring,tree;allreduce:tree", []),
+        ("NCCL_ALGO", "Tre,Ring", [("error", "did you mean Tree?")]),
+        ("NCCL_MAX_CHANNELS", "4", [("warning", "did you mean NCCL_MAX_NCHANNELS?")]),
+    ],
+)
+def test_nccl_variables(name: str, value: str, expected: list[tuple[str, str]]):
+    assert [(one.level, one.do) for one in check_variables({name: value}, ANSWER, "server.env")] == expected
+
+
+def test_nccl_table_is_whole():
+    for name, entry in nccl_variables().items():
+        assert name.startswith("NCCL_")
+        assert entry["kind"] in ("choice", "list", "integer", "text")
+        assert ("values" in entry) == (entry["kind"] in ("choice", "list"))
+
+
+def test_nccl_conf_files_are_seen():
+    found = check_conf_files(
+        {Path("/etc/nccl.conf"): "# ours\nNCCL_P2P_LEVEL=PHBB\n", Path("/home/x/.nccl.conf"): "# nothing\n"}
+    )
+    assert [(one.level, one.where) for one in found] == [("warning", "/etc/nccl.conf"), ("error", "/etc/nccl.conf")]
+    assert "NCCL_P2P_LEVEL=PHBB" in found[0].why
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+LLAMA = {"num_attention_heads": 9, "max_position_embeddings": 8192}
+CARD = Gpu(0, "RTX PRO 6000", 96 * 2**30, 0, (12, 0), ())
+OLD_CARD = Gpu(0, "A100", 80 * 2**30, 0, (8, 0), ())
+
+
+def model(config: dict[str, Any], *, size: int = 10**9, quantisation: dict[str, Any] | None = None) -> Checkpoint:
+    return Checkpoint(Path("/nowhere"), config, config, quantisation or {}, size)
+
+
+def found(checkpoint: Checkpoint, gpus: list[Gpu], available: int = 64 * 2**30, **args: Any) -> list[tuple[str, str]]:
+    dashed = {key.replace("_", "-"): value for key, value in args.items()}
+    return [(one.level, one.what) for one in check_checkpoint(checkpoint, dashed, gpus, available)]
+
+
+def test_parallelism_and_context():
+    assert found(model(LLAMA), [], tensor_parallel_size=3, max_model_len=8192) == []
+    assert found(model(LLAMA), [], tensor_parallel_size=2) == [
+        ("error", "tensor-parallel-size 2 does not divide the model's 9 attention heads")
+    ]
+    assert found(model(LLAMA), [], max_model_len=8193) == [
+        ("error", "max-model-len 8193 exceeds the model's 8192 positions")
+    ]
+    assert found(model({**LLAMA, "rope_scaling": {"factor": 4}}), [], max_model_len=9000) == []
+    assert found(model(LLAMA), [CARD], tensor_parallel_size=3) == [("error", "3 GPUs are asked for, 1 are visible")]
+
+
+def test_checkpoint_that_asks_for_an_fp8_cache():
+    """Both places where the campaign's NVFP4 checkpoint asked for one."""
+    asks = {"quantization": {"kv_cache_quant_algo": "FP8"}}
+    scheme = {**LLAMA, "quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}
+    assert found(model(LLAMA, quantisation=asks), [CARD]) == [
+        ("warning", "the checkpoint asks for a quantised KV cache")
+    ]
+    assert found(model(scheme), [CARD])[0][0] == "warning"
+    assert found(model(scheme), [OLD_CARD])[0][0] == "error"
+    assert found(model(scheme), [OLD_CARD], kv_cache_dtype="bfloat16") == []
+
+
+def test_size_against_memory():
+    assert found(model(LLAMA, size=100 * 2**30), []) == [("error", "the weights (100.0 GiB) exceed the free memory")]
+    assert found(model({}, size=547 * 10**9), [CARD] * 8, tensor_parallel_size=8) == []
+    assert found(model({}, size=547 * 10**9), [CARD] * 4, tensor_parallel_size=4) == [
+        ("error", "127.4 GiB of weights per GPU do not fit")
+    ]
+
+
+def test_reading_a_folder(tmp_path: Path):
+    assert "holds no config.json" in str(read_checkpoint(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    assert "cannot be read" in str(read_checkpoint(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"num_attention_heads": 64}}))
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}})
+    )
+    (tmp_path / "1.safetensors").write_bytes(b"x" * 10)
+    read = read_checkpoint(tmp_path)
+    assert isinstance(read, Checkpoint)
+    assert (read.config["num_attention_heads"], read.weights_bytes) == (64, 10)
+    assert found(read, []) == [("error", "1 of 2 weight files are missing")]
+
+
+# --- whole checks, without an engine ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "installed", lambda: None)
+
+
+def make(**server: Any) -> Variant:
+    return make_variant({"variant": "v", "server": {"model": "org/model", "port": 0, **server}}, "test")
+
+
+def levels(problems: list[Problem], level: str) -> list[str]:
+    return [one.what for one in problems if one.level == level]
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_what_cannot_be_checked_here_is_skipped_and_not_failed():
+    problems = preflight.require(make())
+    assert levels(problems, "skipped") == ["org/model is not on this disk", "engine arguments and VLLM_ variables"]
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_missing_model_folder_and_taken_port():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        problems = preflight.check(make(model="/no/such/folder", port=port))
+    assert levels(problems, "error") == ["the model is not there", f"port {port} is taken"]
+    text = preflight.render_text(problems)
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.splitlines()[-1].startswith("2 errors,")
+    with pytest.raises(BadInput, match=r"^server\.model: the model is not there; .*no folder /no/such/folder"):
+        preflight.require(make(model="/no/such/folder"))
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_things_that_are_allowed_are_pointed_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    problems = preflight.check(
+        make(
+            args={"trust-remote-code": True},
+            env={"LD_PRELOAD": "/no/lib.so"},
+            host="0.0.0.0",
+            commands={"stop": ["no-such-program-x", "vllm"]},
+        )
+    )
+    assert levels(problems, "warning") == [
+        "the checkpoint's own Python code will run",
+        "/no/lib.so does not exist",
+        "0.0.0.0 can be reached from other machines",
+        "'no-such-program-x' is not a program here",
+    ]
+    assert levels(preflight.check(make(api_key_env="NO_SUCH_KEY")), "error") == ["the variable NO_SUCH_KEY is not set"]
+
+
+@pytest.mark.usefixtures("no_engine")
+@pytest.mark.parametrize("key", ["port", "host", "model", "served_model_name"])
+def test_options_that_have_their_own_key(key: str):
+    with pytest.raises(BadInput, match="an option has its own key"):
+        preflight.require(make(args={key: 1}))
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_setting_to_try_is_checked_too():
+    assert levels(preflight.check(make(), extra_env={"NCCL_P2P_LEVEL": "PHBB"}), "error") == [
+        "NCCL_P2P_LEVEL=PHBB is not a value of it"
+    ]
+
+
+def test_attached_server_that_is_not_there():
+    variant = make_variant({"variant": "v", "server": {"base_url": "http://127.0.0.1:1"}}, "test")
+    problems = preflight.check(variant)
+    assert levels(problems, "error") == ["the server cannot be used"]
+    assert "arguments, environment, devices and memory of the server" in levels(problems, "skipped")
