@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
+from typer.exceptions import TyperException
 
 from perfbook.errors import BadInput, PerfbookError
 
@@ -175,9 +175,9 @@ def call(arguments: Sequence[str], *, debug: bool = False) -> int:
         code = app(list(arguments), standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except click.exceptions.Exit as error:
+    except typer.Exit as error:
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         _say("interrupted")
         return 130
     except BrokenPipeError:
@@ -194,8 +194,9 @@ def call(arguments: Sequence[str], *, debug: bool = False) -> int:
 def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, PerfbookError):
         return " ".join(str(error).split()), error.exit_code
-    if isinstance(error, click.ClickException):
-        return " ".join(error.format_message().split()), 2
+    if isinstance(error, TyperException):  # the words of the command line do not fit
+        said = getattr(error, "format_message", error.__str__)()
+        return " ".join(said.split()), 2
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror.lower()}", 1
