@@ -13,6 +13,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -68,10 +69,13 @@ def json_pandas(path: Path) -> float:
 
 
 def perfetto(path: Path) -> float:
-    """Perfetto's trace processor: SQL over the imported trace."""
-    from perfetto.trace_processor import TraceProcessor
+    """Perfetto's trace processor: SQL over the imported trace. The program, not only its client, must be here."""
+    from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 
-    with TraceProcessor(trace=str(path)) as processor:
+    program = shutil.which("trace_processor_shell")
+    if program is None:
+        sys.exit("trace_processor_shell is not on the PATH (the Python package holds only a client)")
+    with TraceProcessor(trace=str(path), config=TraceProcessorConfig(bin_path=program)) as processor:
         query = "SELECT SUM(dur * (name GLOB '*nccl*')) * 1.0 / SUM(dur) AS share FROM slice WHERE category = 'kernel'"
         return float(next(iter(processor.query(query))).share)
 

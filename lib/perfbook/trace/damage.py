@@ -61,21 +61,21 @@ def _overruns(gpu: Columns) -> NDArray[np.bool_]:
     for lane in np.unique(gpu.lane):
         here = np.flatnonzero(gpu.lane == lane)
         start, end = gpu.start_ns[here], gpu.end_ns[here]
-        later = np.searchsorted(start, end, "left") - np.arange(len(here)) - 1
-        suspects = np.flatnonzero(later >= _OVERRUN_EVENTS)
+        suspects = np.flatnonzero(end[:-_OVERRUN_EVENTS] > start[_OVERRUN_EVENTS:])
         if not len(suspects):
             continue
+        later = np.searchsorted(start, end[suspects], "left") - suspects - 1
         rest = np.ones(len(here), bool)
         rest[suspects] = False
         if not _in_order(start[rest], end[rest]):
             continue
-        for i in suspects:
+        for i, overrun in zip(suspects, later, strict=True):
             name = int(gpu.name[here[i]])
             if name not in typical:
                 same = gpu.dur_ns[gpu.name == name]
                 typical[name] = float(np.median(same)) if len(same) > 2 else np.inf
             unusual = gpu.dur_ns[here[i]] > _TIMES_USUAL * typical[name]
-            wrong[here[i]] = unusual or later[i] >= _OVERRUN_EVENTS_CERTAIN
+            wrong[here[i]] = unusual or overrun >= _OVERRUN_EVENTS_CERTAIN
     return wrong
 
 

@@ -141,7 +141,7 @@ def summarise(trace: Trace, rules: Sequence[Rule] = ()) -> RankTrace:
     used = np.unique(events.name)
     position = np.zeros(len(trace.names), np.int64)
     position[used] = np.arange(len(used))
-    names = position[events.name]
+    names = narrow(position)[events.name]
     is_call = communication[events.name] & outermost
     return RankTrace(
         label=trace.label,
@@ -191,10 +191,14 @@ def _sums(owner: IntArray, names: IntArray, dur_ns: IntArray, outermost: IntArra
     """Durations and calls added up by step and name."""
     if not len(owner):
         return Sums(*(np.zeros(0, np.int64) for _ in range(5)))
-    keys, inverse = np.unique((owner.astype(np.int64) + 1) * width + names, return_inverse=True)
-    calls = np.bincount(inverse)
-    dur, outer = (np.bincount(inverse, weights=w).astype(np.int64) for w in (dur_ns, outermost))
-    return Sums(keys // width - 1, keys % width, dur, calls, outer)
+    key = owner.astype(np.int64)
+    key += 1
+    key *= width
+    key += names
+    calls = np.bincount(key)
+    keys = np.flatnonzero(calls)
+    dur, outer = (np.bincount(key, weights=w)[keys].astype(np.int64) for w in (dur_ns, outermost))
+    return Sums(keys // width - 1, keys % width, dur, calls[keys], outer)
 
 
 def _step_times(
@@ -217,7 +221,9 @@ def _step_times(
         stop[present[:-1][~pause]] = start[present[1:][~pause]]
     else:
         closed[present] = True
-    cover, comm, rest = (union(e.start_ns, e.end_ns) for e in (events, events.take(is_comm), events.take(~is_comm)))
+    end = events.end_ns
+    cover, comm, rest = (union(events.start_ns[m], end[m]) for m in (slice(None), is_comm, ~is_comm))
+    del end
     busy = cover.before(stop) - cover.before(start)
     communicating = comm.before(stop) - comm.before(start)
     # An operator around a collective covers it, so on the host nothing can be called hidden.

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from perfbook.trace.clock import exact_ns, float_ns, int64_ids
 from perfbook.trace.columns import UNKNOWN, Columns, Trace, narrow
@@ -20,13 +23,15 @@ from perfbook.trace.events import (
     starts_work,
 )
 
+_HOST = ("host", "")  # which thread launched does not matter
+
 
 class _Shelf:
     """Columns of one kind while they grow."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[Any, Any, int, int, int, int]] = []
-        self.parts: list[Columns] = []
+        self.parts: list[tuple[int, Columns]] = []  # starts relative to the number beside them
 
     def packed(self, exact: bool) -> tuple[Columns, int]:
         """The rows so far as arrays, and how many had times that cannot be."""
@@ -40,9 +45,16 @@ class _Shelf:
         return Columns(start[ok], *(narrow(a[ok]) for a in (length, *arrays))), int(len(ok) - ok.sum())
 
     def columns(self) -> Columns:
-        """Everything, in order of start."""
+        """Everything, in order of start; empties the shelf."""
         parts, self.parts = self.parts, []
-        return Columns.join([part for part in parts if len(part)]).by_start()
+        start = np.zeros(sum(len(part) for _, part in parts), np.int64)
+        done = 0
+        for base, part in parts:
+            np.add(part.start_ns, base, out=start[done : done + len(part)], dtype=np.int64)
+            done += len(part)
+        rest = [np.concatenate([getattr(p, name) for _, p in parts] or [start]) for name in Columns.__slots__[1:]]
+        parts.clear()
+        return Columns(start, *rest).by_start()
 
 
 class Shelves:
@@ -68,7 +80,7 @@ class Shelves:
         """
         exact = bool(events) and isinstance(events[0], ExactEvent)
         rows = {kind: shelf.rows for kind, shelf in self.shelves.items()}
-        keep_ops = not any(map(len, self.shelves["gpu"].parts))
+        keep_ops = not self.shelves["gpu"].parts
         names, lanes, kind_of = self.names, self.lanes, self.kind_of
         for event in events:
             kind = kind_of.get(event.cat)  # type: ignore[arg-type]
@@ -92,6 +104,7 @@ class Shelves:
                     continue
                 if args is not None:
                     correlation = args.correlation  # type: ignore[assignment]
+                where = _HOST
             elif kind == "op" and args is not None and SIZED_OPS.search(name):
                 message = largest_input_bytes(args)
             rows[kind].append((event.ts, event.dur, names.setdefault(name, len(names)),
@@ -102,7 +115,9 @@ class Shelves:
             for shelf in self.shelves.values():
                 shelf.rows = []
         for shelf, (columns, impossible) in zip(self.shelves.values(), packed, strict=True):
-            shelf.parts.append(columns)
+            if len(columns):
+                base = int(columns.start_ns.min())
+                shelf.parts.append((base, replace(columns, start_ns=narrow(columns.start_ns - base))))
             self.impossible_times += impossible
         if not keep_ops:
             self.shelves["op"].parts = []

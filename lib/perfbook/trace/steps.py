@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfbook.trace.columns import UNKNOWN, Columns, IntArray, Trace
+from perfbook.trace.columns import UNKNOWN, Columns, IntArray, Trace, narrow
 from perfbook.trace.repeats import repeated_starts
 
 PHASES = ("decode", "prefill", "mixed")
@@ -34,6 +34,7 @@ _SGLANG_PHASES = {
     "PREFILL": "prefill",
     "MIXED": "mixed",
 }
+_NO_LAUNCH = -2
 _NUMBER = re.compile(r"\d+")
 
 
@@ -125,8 +126,9 @@ def find_steps(trace: Trace, gpu: Columns) -> Segmentation:
         if not len(gpu):
             owner: IntArray = np.searchsorted(starts, trace.ops.start_ns, "right") - 1
         else:
-            owner = np.where(launch != UNKNOWN, np.searchsorted(starts, launch, "right") - 1, -2)
-            owner = _between_neighbours(gpu, owner)
+            owner = np.searchsorted(starts, launch, "right") - 1
+            owner[launch == UNKNOWN] = _NO_LAUNCH
+            owner = _between_neighbours(gpu, narrow(owner))
         return Segmentation("annotations", _judged(steps, trace, owner, warnings), owner, launch, tuple(warnings))
     events = gpu if len(gpu) else trace.ops
     if len(gpu) and (positions := repeated_starts(gpu)) is not None:
@@ -166,22 +168,21 @@ def _annotated(trace: Trace) -> list[Step]:
 def _launch_times(launches: Columns, gpu: Columns) -> IntArray:
     """Start of the host call that launched each device event."""
     times = np.full(len(gpu), UNKNOWN, np.int64)
-    known = launches.take(launches.correlation != UNKNOWN)
-    if not len(known) or not len(gpu):
+    if not len(launches) or not len(gpu):
         return times
-    order = np.argsort(known.correlation, kind="stable")
-    keys = known.correlation[order]
+    order = np.argsort(launches.correlation, kind="stable")
+    keys = launches.correlation[order]
     at = np.minimum(np.searchsorted(keys, gpu.correlation), len(keys) - 1)
     hit = (keys[at] == gpu.correlation) & (gpu.correlation != UNKNOWN)
-    times[hit] = known.start_ns[order][at[hit]]
+    times[hit] = launches.start_ns[order[at[hit]]]
     return times
 
 
 def _between_neighbours(gpu: Columns, owner: IntArray) -> IntArray:
-    """Give an event without a launch (-2) to the step of its neighbours on the stream where both agree."""
-    for lane in np.unique(gpu.lane[owner == -2]):
+    """Give an event without a launch to the step of its neighbours on the stream where both agree."""
+    for lane in np.unique(gpu.lane[owner == _NO_LAUNCH]):
         here = np.flatnonzero(gpu.lane == lane)
-        known = owner[here] != -2
+        known = owner[here] != _NO_LAUNCH
         if not known.any():
             continue
         index = np.arange(len(here))
@@ -190,7 +191,8 @@ def _between_neighbours(gpu: Columns, owner: IntArray) -> IntArray:
         inside = ~known & (before >= 0) & (after < len(here))
         left, right = owner[here[before[inside]]], owner[here[after[inside]]]
         owner[here[inside]] = np.where(left == right, left, -1)
-    return np.where(owner == -2, -1, owner)
+    owner[owner == _NO_LAUNCH] = -1
+    return owner
 
 
 def _judged(steps: Sequence[Step], trace: Trace, owner: IntArray, warnings: list[str]) -> tuple[Step, ...]:
