@@ -7,7 +7,7 @@ work), on a CPU by wall time.
 """
 
 from perfbook.micro.allreduce import all_reduce
-from perfbook.micro.device import measure_device
+from perfbook.micro.device import measure_device, read_bench
 from perfbook.micro.nccl_log import NcclLog, read_nccl_log
 from perfbook.micro.results import AllReduce, Bandwidth, DeviceBench, Gemm, Message
 from perfbook.micro.shapes import GemmShape, gemm_shapes
@@ -23,5 +23,6 @@ __all__ = [
     "all_reduce",
     "gemm_shapes",
     "measure_device",
+    "read_bench",
     "read_nccl_log",
 ]

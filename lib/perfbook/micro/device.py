@@ -20,6 +20,7 @@ from perfbook.micro.shapes import GemmShape
 
 _LEAST_BYTES = 128 * 2**20  # beyond every cache but the largest servers' L3
 _MOST_BYTES = 2 * 2**30
+_RATE_TOKENS = 512  # so many rows show the rate of computing, not of reading
 _COLD_BYTES = 128 * 2**20  # weights are cycled through this much, so that none is found in a cache
 
 
@@ -37,7 +38,7 @@ def measure_device(
     Parameters
     ----------
     gemms : sequence of GemmShape
-        Products to time, each at every count of `tokens`.
+        Products to time, each at every count of `tokens`; the layers' largest also with 512 rows, for the rate.
     tokens : sequence of int
         Tokens in a step (one per stream).
     weight_bytes : float, optional
@@ -91,13 +92,16 @@ def _measure(job: Mapping[str, Any]) -> DeviceBench:
     size = min(job["buffer_bytes"], room)
     bandwidth = tuple(_bandwidth(device, size, job["repeats"]))
     multiply, kernel = _linear(device)
+    layers = [shape for shape in job["gemms"] if shape["per_step"] > 1]
+    largest = max(layers, key=lambda shape: shape["n"] * shape["k"], default=None)
     gemms = []
     for shape in job["gemms"]:
-        copies = max(1, min(64, _COLD_BYTES // (2 * shape["n"] * shape["k"])))
-        weights = [
-            multiply(torch.randn(shape["n"], shape["k"], dtype=torch.bfloat16, device=device)) for _ in range(copies)
-        ]
-        for tokens in job["tokens"]:
+        for tokens in [*job["tokens"], *([_RATE_TOKENS] if shape is largest else [])]:
+            copies = 1 if tokens >= _RATE_TOKENS else max(1, min(64, _COLD_BYTES // (2 * shape["n"] * shape["k"])))
+            weights = [
+                multiply(torch.randn(shape["n"], shape["k"], dtype=torch.bfloat16, device=device))
+                for _ in range(copies)
+            ]
             x = torch.randn(tokens, shape["k"], dtype=torch.bfloat16, device=device)
             found = _repeats_us(partial(_all, weights, x), device, job["repeats"])
             times = tuple(us / copies for us in found)

@@ -9,7 +9,7 @@ import torch
 
 _LEAST_S = 0.02  # a repeat's length: long against the clock and one interrupt
 _MOST_CALLS = 2000
-_ENOUGH_S = 0.6  # on a machine that is busy otherwise, fewer repeats than asked for, but never less than three
+_ENOUGH_S = 0.4  # on a machine that is busy otherwise, fewer repeats than asked for, but never less than three
 _FEWEST = 3
 
 
