@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from functools import cache
 from pathlib import Path
@@ -31,7 +32,7 @@ def start(*, rehearsed: bool = False, variant: str = "minimax-m2.5-fp8") -> Run:
         "server": {
             "model": "/data/models/MiniMax-M2.5-FP8",
             "args": {"tensor-parallel-size": 8, "max-num-seqs": 128},
-            "env": {"HF_TOKEN": SECRET, "NCCL_PROTO": "LL"},
+            "env": {"NCCL_PROTO": "LL"},
         },
         "targets": {"single_stream_tok_s": 50, "ttft_ms": 25, "best_tok_s": 1500},
     }
@@ -55,6 +56,10 @@ def start(*, rehearsed: bool = False, variant: str = "minimax-m2.5-fp8") -> Run:
             },
         }
     )
+    header = json.loads((run.path / "run.json").read_text())
+    header["parameters"]["server"]["env"]["HF_TOKEN"] = SECRET  # a run of somebody who was less careful than we are
+    header["provenance"]["environment"]["HF_TOKEN"] = SECRET
+    (run.path / "run.json").write_text(json.dumps(header))
     return run
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from nbformat import v4
 
 import report_sample as sample
 from perfbook.record.run import Run
-from perfbook.report import html
+from perfbook.report import html, index, results
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +88,7 @@ def test_the_answer_stands_on_top_with_links_to_where_it_was_measured() -> None:
         "Started 2026-11-30 09:12 UTC, took 52 min 41 s",
         "Single stream 81.9 tok/s 95 % interval 81.2–82.6, n = 5 12.2 ms per token from 03_single_stream",
         "First token 28.1 ms 95 % interval 27.4–30.2, n = 10 from 03_single_stream",
-        "Plateau 1536 tok/s knee at 128 streams [64, 128] limit: queueing 1 of 18 cells suspect or invalid from 04_sweep",
+        "Plateau 1536 tok/s knee at 128 streams [64, 128] limit: queueing 1 of 18 cells suspect or invalid",
         "Above the floor 1.42 × floor: 8.60 ms per token from 07_ceiling",
         "one stream AllReduce is 51.5 % of a decode step: 122 calls, 11.2 ms.",
         "single-stream TTFT 25 ms 28.1 ms missed",
@@ -274,3 +277,42 @@ def test_records_are_cut_in_the_page_where_they_are_huge() -> None:
     assert "more characters in records.jsonl" in page.text
     assert len(text) < 100_000
     assert "record r99999" in page.text
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9999) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+RECORD_KEYS = ("id", "notebook", "kind", "time", "sentence", "value", "low", "records", "severity", "title", "attempt")
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    header=st.dictionaries(st.sampled_from(["parameters", "provenance", "notebooks", "started", "finished"]), JSON),
+    summary=st.dictionaries(
+        st.sampled_from(["single_stream", "sweep", "tuning", "ceiling", "targets", "bottleneck", "engine", "answers"]),
+        JSON | st.dictionaries(st.sampled_from(["decode_tok_s", "knee", "cells", "estimates", "ratio"]), JSON),
+    ),
+    lines=st.lists(st.dictionaries(st.sampled_from(RECORD_KEYS), JSON), max_size=3),
+)
+def test_no_content_of_the_folder_stops_the_report(
+    header: dict[str, object], summary: dict[str, object], lines: list[dict[str, object]]
+) -> None:
+    run = sample.start()
+    (run.path / "run.json").write_text(json.dumps(header))
+    (run.path / "summary.json").write_text(json.dumps(summary))
+    for name in ("records.jsonl", "findings.jsonl"):
+        (run.path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rendered(run)
+    results.write(run)
+    index.write()
+    shutil.rmtree(run.path)
+
+
+def test_a_notebook_name_cannot_leave_its_attribute() -> None:
+    run = sample.start()
+    run.write_header({"notebooks": [{"notebook": 'a" onload="alert(1)', "status": "failed"}]})
+    sample.write(run, "x' onload='alert(2)", sample.notebook("T", v4.new_markdown_cell("## Part")))
+    text, _ = rendered(run)
+    assert "onload=" not in text

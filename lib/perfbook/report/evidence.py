@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,11 +158,16 @@ def _torn(path: Path) -> int:
     return len(lines) - len(jsonl.read(path))
 
 
+def _name(text: str) -> str:
+    """A notebook's name as an id of the page can hold it."""
+    return re.sub(r"[^\w.-]", "_", Path(text).stem) or "_"
+
+
 def _entries(header: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """What ``run.json`` says of each notebook."""
     listed = header.get("notebooks")
     return {
-        Path(str(entry["notebook"])).stem: entry
+        _name(str(entry["notebook"])): entry
         for entry in (listed if isinstance(listed, list) else [])
         if isinstance(entry, dict) and entry.get("notebook")
     }
@@ -172,11 +178,13 @@ def _notebooks(
 ) -> list[Notebook]:
     """Notebooks that ``run.json`` names, that left an executed copy, or that only left records (run by hand)."""
     entries = _entries(header)
-    files = {path.stem: path for path in sorted((run / "notebooks").glob("*.ipynb"))}
+    files = {_name(path.name): path for path in sorted((run / "notebooks").glob("*.ipynb"))}
     verdicts = {
-        str(r.get("notebook")): str(r.get("sentence", "")) for r in records.values() if r.get("kind") == "verdict"
+        _name(str(r.get("notebook"))): str(r.get("sentence", ""))
+        for r in records.values()
+        if r.get("kind") == "verdict"
     }
-    by_hand = {str(record["notebook"]) for record in records.values() if record.get("notebook")}
+    by_hand = {_name(str(record["notebook"])) for record in records.values() if record.get("notebook")}
     found = []
     for name in sorted({*entries, *files, *by_hand}):
         content, reason = _content(files.get(name))
