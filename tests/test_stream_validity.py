@@ -35,6 +35,8 @@ def test_a_clean_cell_is_valid():
         ({"clock_step_ms": 12.0}, "suspect", "clock was set"),
         ({"merged_share": 0.2}, "suspect", "20% of the token events"),
         ({"lag_p99_ms": 80.0}, "suspect", "80.0 ms late"),
+        ({"waiting_share": 0.9, "clock": "user"}, "suspect", "starved: it waited 90%"),
+        ({"other_threads": 0.9}, "suspect", "other threads"),
         ({"busy_share": 0.95}, "suspect", "more processes"),
         ({"foreign_cores": 0.9}, "suspect", "0.9 cores"),
         ({"throttled": 3}, "suspect", "throttled 3"),
@@ -55,6 +57,16 @@ def test_each_disturbance_is_named(change: dict, verdict: str, word: str):
     assert len(found.reasons) == 1
 
 
+def test_a_client_that_only_shares_its_cores_is_not_suspect():
+    assert validity.judge(replace(GOOD, waiting_share=0.9, lag_p99_ms=9.0)).verdict == "valid"
+    assert validity.judge(replace(GOOD, lag_p99_ms=80.0, gap_p50_ms=400.0)).verdict == "valid"
+    starved = validity.judge(replace(GOOD, waiting_share=0.9, foreign_cores=1.0))
+    assert starved.reasons == (
+        "the client was starved: it waited 90% of the time in which it wanted a CPU",
+        "other processes on this machine kept 1.0 cores busy",
+    )
+
+
 def table(schema: pa.Schema, rows: list[dict]) -> pa.Table:
     return pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in rows], schema)
 
@@ -71,7 +83,7 @@ ROWS = [
      "token_source": "usage", "text": "z", "clock": "kernel"},
 ]  # fmt: skip
 TOKENS = [(0, 0, 10, 1), (0, 1, 25, 1), (0, 2, 40, 1), (1, 0, 12, 1), (2, 0, 60, 1)]
-COSTS = Costs(9 * MS, 4 * MS, 100 * MS, 1 * MS, np.array([0.1, 0.2]), 0.0, 4000, 0, 0)
+COSTS = Costs(9 * MS, 4 * MS, 0, 100 * MS, 1 * MS, np.array([0.1, 0.2]), 0.0, 4000, 0, 0)
 
 
 def example() -> Cell:

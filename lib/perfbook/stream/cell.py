@@ -19,13 +19,14 @@ class Costs:
     """What the client itself did during a cell.
 
     ``cpu_ns`` is process CPU from the first send to the finished tables, ``hot_cpu_ns`` the receiving thread
-    alone. ``lag_ms`` is user-space minus kernel time of every read. ``waited_ns`` is how long the receiving
-    thread was ready to run and got no CPU (-1 where the system does not say). ``held_bytes`` is the most that
-    the record held in memory, ``spilled_bytes`` what went to the temporary file.
-    """
+    alone, ``other_cpu_ns`` the process's other threads meanwhile. ``lag_ms`` is user-space minus kernel time
+    of every read. ``waited_ns`` is how long the receiving thread was ready to run and got no CPU (-1 where
+    the system does not say). ``held_bytes`` is the most that the record held in memory, ``spilled_bytes``
+    what went to the temporary file."""
 
     cpu_ns: int
     hot_cpu_ns: int
+    other_cpu_ns: int
     loop_ns: int
     waited_ns: int
     lag_ms: timing.Floats

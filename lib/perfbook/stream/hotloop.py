@@ -80,6 +80,8 @@ class HotLoop:
                 self._loop()
                 out.end_ns = time.monotonic_ns()
                 out.hot_cpu_ns = time.thread_time_ns() - cpu
+                process_ns = time.process_time_ns() - out.process_cpu_begin_ns
+                out.other_cpu_ns = max(0, process_ns - out.hot_cpu_ns)
             out.offset_after_ns = clock.realtime_offset_ns()
         finally:
             self.pool.close_all()

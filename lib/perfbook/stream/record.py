@@ -129,6 +129,7 @@ class Recording:
     begin_ns: int = 0
     end_ns: int = 0
     hot_cpu_ns: int = 0
+    other_cpu_ns: int = 0
     process_cpu_begin_ns: int = 0
     offset_before_ns: int = 0
     offset_after_ns: int = 0

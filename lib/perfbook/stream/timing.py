@@ -261,7 +261,8 @@ def _take(values: NDArray[np.generic], at: Ints) -> Ints:
     """``values[at]`` where an index of -1 means none and its value is not used."""
     if not len(values):
         return np.zeros(len(at), np.int64)
-    return values[np.maximum(at, 0)].astype(np.int64)
+    taken: Ints = values[np.maximum(at, 0)].astype(np.int64)
+    return taken
 
 
 def _since(arrival_ns: Ints, row: Ints, start_ns: Ints) -> Floats:

@@ -19,8 +19,11 @@ from perfbook.stream.reconcile import Counters, delta
 
 FAILED_SHARE = 0.05  # more failures than this and the load was not the one asked for
 MERGED_SHARE = 0.05  # gap percentiles then rest on a selection
-LAG_MS = 20.0  # a stream's next request then starts visibly late
+LAG_MS = 15.0  # two schedulers' time slices; a stream's next request then starts visibly late
+LAG_GAPS = 0.25  # and this share of the median gap: slow steps bear more
+OTHER_THREADS = 0.3  # of a core: they hold the interpreter's lock against the receiving thread
 BUSY_SHARE = 0.8  # of one core, in the receiving thread
+# Waiting alone is no fault: a server on the same cores makes the client wait, and the kernel's stamps do not mind.
 WAITING_SHARE = 0.5  # of the time in which the receiving thread wanted a CPU
 PREFIX_SHARE = 0.05  # of the prompt tokens, beyond what the chat template shares
 TOKEN_SHARE = 0.005  # client against server
@@ -54,7 +57,9 @@ class Evidence:
     lag_p50_ms: float | None = None
     lag_p99_ms: float | None = None
     lag_max_ms: float | None = None
+    gap_p50_ms: float | None = None
     busy_share: float = 0.0
+    other_threads: float = 0.0
     waiting_share: float | None = None
     tokens: int = 0
     server_tokens: float | None = None
@@ -107,7 +112,9 @@ def gather(
         lag_p50_ms=lag_at(50),
         lag_p99_ms=lag_at(99),
         lag_max_ms=lag_at(100),
+        gap_p50_ms=summary["gap_ms"]["p50"],
         busy_share=costs.hot_cpu_ns / costs.loop_ns if costs.loop_ns else 0.0,
+        other_threads=costs.other_cpu_ns / costs.loop_ns if costs.loop_ns else 0.0,
         waiting_share=costs.waited_ns / wanted_ns if costs.waited_ns >= 0 and wanted_ns else None,
         tokens=sum(r["output_tokens"] for r in rows),
         server_tokens=delta(before, after, "generation_tokens_total"),
@@ -151,13 +158,17 @@ def _judge_client(seen: Evidence, suspect: list[str]) -> None:
         suspect.append(f"the wall clock was set by {seen.clock_step_ms:.3f} ms; user-space times were used instead")
     if seen.merged_share > MERGED_SHARE:
         suspect.append(f"{seen.merged_share:.0%} of the token events were read together with a later one")
-    if seen.lag_p99_ms is not None and seen.lag_p99_ms > LAG_MS:
+    foreign = (seen.foreign_cores or 0.0) > max(FOREIGN_CORES, FOREIGN_SHARE * seen.cores)
+    waiting = seen.waiting_share or 0.0
+    if seen.lag_p99_ms is not None and seen.lag_p99_ms > max(LAG_MS, LAG_GAPS * (seen.gap_p50_ms or 0.0)):
         suspect.append(f"the client read {seen.lag_p99_ms:.1f} ms late (p99): it was starved of CPU")
-    if seen.waiting_share is not None and seen.waiting_share > WAITING_SHARE:
-        suspect.append(f"the client waited for a CPU {seen.waiting_share:.0%} of the time it wanted one: starved")
+    elif waiting > WAITING_SHARE and (foreign or seen.clock == "user"):
+        suspect.append(f"the client was starved: it waited {waiting:.0%} of the time in which it wanted a CPU")
     if seen.busy_share > BUSY_SHARE:
         suspect.append(f"the receiving thread used {seen.busy_share:.0%} of a core; spread it over more processes")
-    if seen.foreign_cores is not None and seen.foreign_cores > max(FOREIGN_CORES, FOREIGN_SHARE * seen.cores):
+    if seen.other_threads > OTHER_THREADS:
+        suspect.append(f"other threads of the client's process used {seen.other_threads:.1f} cores beside it")
+    if foreign:
         suspect.append(f"other processes on this machine kept {seen.foreign_cores:.1f} cores busy")
     if seen.throttled:
         suspect.append(f"the CPU was throttled {seen.throttled} times")

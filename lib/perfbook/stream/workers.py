@@ -65,6 +65,7 @@ def run(job: Job, schedule: Schedule, progress: Callable[[int, float], None] | N
     costs = Costs(
         cpu_ns,
         recording.hot_cpu_ns,
+        recording.other_cpu_ns,
         recording.end_ns - recording.begin_ns,
         waited,
         made.lag_ms,
@@ -188,6 +189,7 @@ def _join(parts: list[Measured], shares: list[range]) -> Measured:
         Costs(
             sum(c.cpu_ns for c in costs),
             sum(c.hot_cpu_ns for c in costs),
+            sum(c.other_cpu_ns for c in costs),
             sum(c.loop_ns for c in costs),
             -1 if any(c.waited_ns < 0 for c in costs) else sum(c.waited_ns for c in costs),
             np.concatenate([c.lag_ms for c in costs]),
