@@ -18,6 +18,7 @@ import typer
 from typer.exceptions import TyperException
 
 from perfbook.errors import BadInput, PerfbookError
+from perfbook.masking import read_secret
 
 app = typer.Typer(
     name="perfbook",
@@ -96,7 +97,7 @@ def load(
         warmup=warmup,
         workers=workers,
         prompt_tokens=prompt_tokens,
-        api_key=_secret(api_key_env),
+        api_key=read_secret(api_key_env, "--api-key-env") if api_key_env else None,
         out=out,
     )
     report = run_load(request, progress=_say)
@@ -231,15 +232,6 @@ def _integers(option: str, text: str) -> list[int]:
     if min(numbers) < 1:
         raise BadInput(f"{option} {text!r}: each must be at least 1")
     return numbers
-
-
-def _secret(name: str | None) -> str | None:
-    if name is None:
-        return None
-    key = os.environ.get(name)
-    if not key:
-        raise BadInput(f"--api-key-env {name}: that variable is not set")
-    return key
 
 
 def _text(path: Path) -> str:

@@ -7,7 +7,7 @@ come from differs.
 
 from __future__ import annotations
 
-import os
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
@@ -29,7 +29,15 @@ from perfbook.server.launch import local_model
 from perfbook.server.process import ServerHandle
 from perfbook.stream.client import Endpoint
 from perfbook.stream.load import Cell
-from perfbook.stream.workload import LocalTokenizer, Prompt, ServerTokenizer, Tokenizer, exact_prompts
+from perfbook.stream.workload import (
+    LocalTokenizer,
+    Prompt,
+    RequestShape,
+    ServerTokenizer,
+    Tokenizer,
+    exact_prompts,
+    read_prompts,
+)
 
 
 @dataclass(frozen=True)
@@ -86,8 +94,33 @@ class Desk:
         with Progress("server") as progress:
             return process.start(self.variant, self.run, progress=progress)
 
+    def shape(self, tokens: int, *, exact: bool = True) -> RequestShape:
+        """What a request asks for: ``tokens`` at most, or exactly so many where the workload ignores the end of text.
+
+        ``exact`` False lets the model end its answer: for questions, not for rates. Those are asked greedily.
+        """
+        workload = self.variant.workload
+        fixed = exact and workload.ignore_eos
+        return RequestShape(
+            output_tokens=tokens,
+            min_tokens=tokens if fixed else None,
+            ignore_eos=fixed,
+            temperature=workload.temperature if exact else 0.0,
+            extra_body=workload.extra_body,
+        )
+
     def prompts(self, tokens: int, count: int, seed: int) -> list[Prompt]:
-        """Distinct prompts of a token length, by the served model's tokenizer: its folder, else ``/tokenize``."""
+        """Prompts of a cell: the workload's data set in an order of its own, else distinct ones of a token length.
+
+        Lengths are exact by the served model's tokenizer, from its folder or through ``/tokenize``, else approximate.
+        """
+        if self.variant.workload.dataset is not None:
+            known = read_prompts(self.variant.workload.dataset)
+            return (
+                random.Random(seed).choices(known, k=count)
+                if count > len(known)
+                else random.Random(seed).sample(known, count)
+            )
         if self._tokenizer is None:
             self._tokenizer = self._find_tokenizer()
         return exact_prompts(self._tokenizer, tokens, count, seed)
@@ -104,7 +137,7 @@ class Desk:
         return Endpoint(
             base_url=handle.base_url,
             model=handle.model,
-            api_key=api_key(self.variant),
+            api_key=handle.api_key,
             kind=self.variant.workload.endpoint,
         )
 
@@ -207,17 +240,6 @@ def read_desk(notebook: str, variant: str, run: str | None = None, **sections: A
     if not run and Run.latest(variant) is None:
         raise OutOfOrder(f"nothing is recorded for {variant!r} yet: run 01_deploy and what follows it first")
     return open_desk(notebook, variant, run, **sections)
-
-
-def api_key(variant: Variant) -> str | None:
-    """The API key, from the environment variable that the parameters name."""
-    name = variant.server.api_key_env
-    if name is None:
-        return None
-    key = os.environ.get(name)
-    if not key:
-        raise BadInput(f"server.api_key_env names {name}, which is not set: export it before you start")
-    return key
 
 
 def _merge(variant: str, given: dict[str, Any], run: Run | None, *, named: bool) -> Variant:

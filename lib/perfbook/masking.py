@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
+
+from perfbook.errors import BadInput
 
 MASKED = "***"
 _SECRET = re.compile(r"apikey|key|token|secret|passw(or)?d|passphrase|credentials?|auth|authorization|bearer|cookie")
@@ -37,3 +40,17 @@ def is_secret(name: str) -> bool:
     """Whether a name says that its value should not be shown."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])|[^A-Za-z]+", "_", name).lower()
     return any(_SECRET.fullmatch(word) for word in words.split("_")) and not _HARMLESS.search(words)
+
+
+def read_secret(variable: str, named_in: str) -> str:
+    """The value of an environment variable that holds a key; ``named_in`` says who asks for it, for the error.
+
+    Raises
+    ------
+    BadInput
+        It is not set, or empty.
+    """
+    value = os.environ.get(variable)
+    if not value:
+        raise BadInput(f"{named_in}: the variable {variable} is not set; export it before you start")
+    return value

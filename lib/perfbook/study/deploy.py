@@ -15,7 +15,6 @@ from perfbook.server import log, preflight
 from perfbook.server.log import EngineFacts
 from perfbook.server.process import ServerHandle
 from perfbook.stream.load import Cell, measure
-from perfbook.stream.workload import RequestShape
 from perfbook.study.prompts import numbered
 from perfbook.units import quantity
 
@@ -73,13 +72,7 @@ def first_request(desk: Desk) -> Cell:
     """The first request of this launch: warm-up, compilation and graph capture are in it, so it is measured apart."""
     tokens = min(desk.variant.single_stream.output_tokens)
     workload = desk.variant.workload
-    shape = RequestShape(
-        output_tokens=tokens,
-        min_tokens=tokens if workload.ignore_eos else 0,
-        ignore_eos=workload.ignore_eos,
-        temperature=workload.temperature,
-        extra_body=workload.extra_body,
-    )
+    shape = desk.shape(tokens)
     with desk.measuring():
         cell = measure(
             desk.endpoint(), numbered(workload.prompt, 1, workload.seed), shape,

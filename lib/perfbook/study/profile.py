@@ -19,7 +19,6 @@ from perfbook.figures import Figure
 from perfbook.figures.cells import statistic
 from perfbook.report.table import Column, Table
 from perfbook.stream.load import measure as measure_cell
-from perfbook.stream.workload import RequestShape
 from perfbook.trace import TraceReport
 from perfbook.trace.compare import Inflation
 from perfbook.units import number, quantity
@@ -71,13 +70,7 @@ def _take(desk: Desk, concurrency: int) -> tuple[Path, ...]:
     """Profile a bounded number of steps of a cell; the new trace files."""
     plan, workload = desk.variant.profile, desk.variant.workload
     server, folder = desk.server(), desk.run.path / "traces"
-    shape = RequestShape(
-        output_tokens=plan.output_tokens,
-        min_tokens=plan.output_tokens if workload.ignore_eos else 0,
-        ignore_eos=workload.ignore_eos,
-        temperature=workload.temperature,
-        extra_body=workload.extra_body,
-    )
+    shape = desk.shape(plan.output_tokens)
     prompts = desk.prompts(desk.variant.sweep.prompt_tokens, 2 * concurrency, workload.seed + 7_000_000 + concurrency)
     before = set(folder.rglob(TRACES))
     # The warm-up cell takes what a first batch of this size costs (compilation, allocation) out of the trace.

@@ -15,7 +15,6 @@ from perfbook.params import Question
 from perfbook.report.table import Table
 from perfbook.server.endpoints import Endpoints
 from perfbook.stream.ask import Answer, ask
-from perfbook.stream.workload import RequestShape
 
 Status = Literal["right", "wrong", "cut off", "failed"]
 THINK_CLOSE = "</think>"
@@ -75,7 +74,7 @@ def first_difference(one: str, other: str) -> int | None:
 def questions(desk: Desk) -> list[Checked]:
     """Ask every known-answer question once, unstreamed and greedy; one record each."""
     endpoint = desk.endpoint()
-    shape = RequestShape(output_tokens=desk.variant.verify.max_tokens, temperature=0.0, ignore_eos=False)
+    shape = desk.shape(desk.variant.verify.max_tokens, exact=False)
     checked = []
     for number, question in enumerate(desk.variant.verify.questions):
         answer = ask(endpoint, question.ask, shape, stream=False)
@@ -128,7 +127,7 @@ def consistency(desk: Desk) -> Consistency:
     verify, prompt = desk.variant.verify, desk.variant.workload.prompt
 
     def answer(tokens: int, *, stream: bool) -> Answer:
-        return ask(endpoint, prompt, RequestShape(output_tokens=tokens, ignore_eos=False), stream=stream)
+        return ask(endpoint, prompt, desk.shape(tokens, exact=False), stream=stream)
 
     plain, again = answer(verify.greedy_tokens, stream=False), answer(verify.greedy_tokens, stream=False)
     streamed, short = answer(verify.greedy_tokens, stream=True), answer(TRUNCATION_TOKENS, stream=False)

@@ -1,0 +1,111 @@
+"""From measured cells to knee, limit and SLO (pure, but for :func:`load`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perfbook import stats
+from perfbook.desk import Desk
+from perfbook.errors import MeasurementFailed
+from perfbook.figures.cells import statistic, throughput_tok_s
+from perfbook.study.sweep.measure import NOTEBOOK
+
+CellRecord = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The analysis of a sweep.
+
+    Attributes
+    ----------
+    cells : tuple of mappings
+        Every measured cell (repeats apart), in the order measured.
+    knee, limit, slo
+        Where the plateau begins, what holds it, the last concurrency within the SLO (None without an SLO).
+    failed_cells : tuple of int
+        Concurrencies of cells in which no request succeeded.
+    """
+
+    cells: tuple[CellRecord, ...]
+    knee: stats.Knee
+    limit: stats.Limitation
+    slo: stats.SloLimit | None
+    failed_cells: tuple[int, ...]
+
+    @property
+    def not_valid(self) -> list[CellRecord]:
+        """Cells that are suspect or invalid."""
+        return [cell for cell in self.cells if cell["validity"]["verdict"] != "valid"]
+
+
+SLO_SHARE = 0.95
+"""A cell meets the SLO when at least this share of its requests does."""
+
+
+def analyse(cells: Sequence[CellRecord], *, seed: int, max_num_seqs: int | None) -> Sweep:
+    """Knee, limit and SLO of measured cells (pure).
+
+    Raises
+    ------
+    MeasurementFailed
+        No cell has a throughput.
+    """
+    rates: dict[int, list[float]] = {}
+    for cell in cells:
+        if rate := throughput_tok_s(cell):
+            rates.setdefault(cell["concurrency"], []).append(rate)
+    failed = tuple(sorted({cell["concurrency"] for cell in cells} - set(rates)))
+    if not rates:
+        raise MeasurementFailed(
+            "no cell of the sweep delivered a token: see the errors in its records and the server's log"
+        )
+    knee = stats.find_knee(rates, seed=seed)
+    met: dict[int, list[bool]] = {}
+    for cell in cells:
+        if cell.get("goodput"):
+            met.setdefault(cell["concurrency"], []).append(cell["goodput"]["share"] >= SLO_SHARE)
+    return Sweep(
+        cells=tuple(cells),
+        knee=knee,
+        limit=stats.what_limits([_load_of(cells, c) for c in sorted(rates)], knee, max_num_seqs=max_num_seqs),
+        slo=stats.find_slo_limit(met) if met else None,
+        failed_cells=failed,
+    )
+
+
+def load(desk: Desk) -> Sweep:
+    """Read what :func:`measure` recorded, and analyse it."""
+    desk.need("sweep_cell", NOTEBOOK)
+    limit = desk.variant.server.args.get("max-num-seqs")
+    return analyse(
+        desk.run.records("sweep_cell"),
+        seed=desk.variant.workload.seed,
+        max_num_seqs=limit if isinstance(limit, int) else None,
+    )
+
+
+def _load_of(cells: Sequence[CellRecord], concurrency: int) -> stats.CellLoad:
+    group = [cell for cell in cells if cell["concurrency"] == concurrency]
+
+    def server(name: str) -> float | None:
+        return over_repeats(group, lambda cell: (cell.get("server") or {}).get(name))
+
+    preemptions = server("preemptions")
+    return stats.CellLoad(
+        concurrency=concurrency,
+        throughput_tok_s=over_repeats(group, throughput_tok_s) or 0.0,
+        tpot_ms=over_repeats(group, lambda cell: statistic(cell, "tpot_ms", "p50")),
+        ttft_ms=over_repeats(group, lambda cell: statistic(cell, "ttft_ms", "p50")),
+        running=server("running"),
+        waiting=server("waiting"),
+        preemptions=None if preemptions is None else round(preemptions),
+    )
+
+
+def over_repeats(cells: Sequence[CellRecord], value: Callable[[CellRecord], float | None]) -> float | None:
+    """Median over repeats of what is known."""
+    known = [found for cell in cells if (found := value(cell)) is not None]
+    return float(stats.median_interval(known).value or 0.0) if known else None

@@ -1,0 +1,98 @@
+"""Measure the cells of a sweep, block after block, and what the server says of each."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from perfbook.desk import Desk
+from perfbook.params import Slo
+from perfbook.stream.load import measure as measure_cell
+
+NOTEBOOK = "04_sweep"
+
+
+def measure(desk: Desk, progress: Callable[[str], None]) -> None:
+    """Measure every cell, block after block; one record per cell, and one that says what was skipped.
+
+    Every cell gets prompts of its own, distinct from their first cache block on.
+    """
+    plan, workload = desk.variant.sweep, desk.variant.workload
+    endpoint = desk.endpoint()
+    shape = desk.shape(plan.output_tokens)
+    shuffle, began, order = random.Random(workload.seed), time.monotonic(), 0
+    skipped = []
+    with desk.measuring():
+        for repeat in range(plan.repeats):
+            # The first block ascends: each cell is warm for the next, and an early end leaves a usable curve.
+            block = list(plan.concurrency) if repeat == 0 else shuffle.sample(plan.concurrency, len(plan.concurrency))
+            for concurrency in block:
+                spent = time.monotonic() - began
+                if repeat > 0 and plan.time_budget_s is not None and spent > plan.time_budget_s:
+                    skipped.append({"concurrency": concurrency, "repeat": repeat})
+                    continue
+                progress(f"block {repeat + 1} of {plan.repeats}, {concurrency} streams")
+                count = concurrency * plan.requests_per_stream
+                key = f"{concurrency}/{repeat}"
+                cell = measure_cell(
+                    endpoint, desk.prompts(plan.prompt_tokens, count + 1, workload.seed + 1000 * order), shape,
+                    concurrency=concurrency, requests=count, warmup=1,
+                    metrics=desk.counters, cell=f"{NOTEBOOK}/{key}",
+                )  # fmt: skip
+                seen = server_side(cell.reconciliation, cell.summary["duration_s"])
+                goodput = within_slo(cell.requests.to_pylist(), plan.slo)
+                desk.record_cell(
+                    "sweep_cell",
+                    cell,
+                    {
+                        "order": order,
+                        "repeat": repeat,
+                        "server": seen,
+                        "goodput": goodput,
+                        "reconciliation": cell.reconciliation,
+                    },
+                    key=key,
+                )
+                order += 1
+    desk.record("sweep_skipped", {"cells": skipped, "time_budget_s": plan.time_budget_s})
+
+
+def server_side(reconciliation: Sequence[Mapping[str, Any]], duration_s: float | None) -> dict[str, float | None]:
+    """The server's own view of a cell, from what its counters and histograms saw (pure).
+
+    Requests running and waiting are time averages by Little's law: the seconds that all requests together spent in
+    a state, over the length of the cell. That needs no polling, which would load the process that streams.
+
+    Returns
+    -------
+    dict
+        ``running, waiting`` (requests), ``queue_ms`` (mean per request), ``preemptions``; None where the server did
+        not say.
+    """
+    said = {row["quantity"]: row["server"] for row in reconciliation}
+    queue_ms, e2e_ms, count = said.get("queue mean"), said.get("E2E mean"), said.get("requests finished")
+
+    def on_average(spent_ms: float | None) -> float | None:
+        return spent_ms / 1e3 * count / duration_s if spent_ms is not None and count and duration_s else None
+
+    return {
+        "running": on_average(e2e_ms - queue_ms) if e2e_ms is not None and queue_ms is not None else None,
+        "waiting": on_average(queue_ms),
+        "queue_ms": queue_ms,
+        "preemptions": said.get("preemptions"),
+    }
+
+
+def within_slo(requests: Sequence[Mapping[str, Any]], slo: Slo) -> dict[str, Any] | None:
+    """Requests that met every limit of the SLO; None when there is none. A failed request meets nothing."""
+    if slo.ttft_ms is None and slo.tpot_ms is None:
+        return None
+    met = [request for request in requests if request["ok"] and _meets(request, slo)]
+    return {"met": len(met), "of": len(requests), "share": len(met) / len(requests) if requests else None}
+
+
+def _meets(request: Mapping[str, Any], slo: Slo) -> bool:
+    limits = ((slo.ttft_ms, request["ttft_ms"]), (slo.tpot_ms, request["tpot_ms"]))
+    return all(limit is None or (value is not None and value <= limit) for limit, value in limits)

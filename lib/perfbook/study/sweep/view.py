@@ -1,0 +1,205 @@
+"""Tables, figures and the verdict of a sweep."""
+
+from __future__ import annotations
+
+from perfbook import figures, stats
+from perfbook.desk import Desk, Verdict
+from perfbook.figures import Figure
+from perfbook.figures.cells import per_user_tok_s, statistic, throughput_tok_s
+from perfbook.report.table import Column, Table
+from perfbook.study.sweep.analysis import Sweep, over_repeats
+from perfbook.units import quantity
+
+
+def cell_table(sweep: Sweep) -> Table:
+    """One row per concurrency: medians over its repeats."""
+    rows = []
+    for concurrency in sorted({cell["concurrency"] for cell in sweep.cells}):
+        cells = [cell for cell in sweep.cells if cell["concurrency"] == concurrency]
+        verdicts = sorted({cell["validity"]["verdict"] for cell in cells})
+        windows = sorted({str(cell["window"]) for cell in cells})
+        rows.append(
+            (
+                concurrency,
+                len(cells),
+                sum(cell["requests"] for cell in cells),
+                sum(cell["failed"] for cell in cells),
+                over_repeats(cells, throughput_tok_s),
+                over_repeats(cells, per_user_tok_s),
+                over_repeats(cells, lambda cell: statistic(cell, "ttft_ms", "p50")),
+                over_repeats(cells, lambda cell: statistic(cell, "ttft_ms", "p95")),
+                over_repeats(cells, lambda cell: statistic(cell, "tpot_ms", "p50")),
+                over_repeats(cells, lambda cell: statistic(cell, "gap_ms", "p99")),
+                over_repeats(cells, lambda cell: (cell.get("goodput") or {}).get("share")),
+                "/".join(windows),
+                "/".join(verdicts),
+            )
+        )
+    return Table(
+        [
+            "streams", "repeats", "requests", "failed", Column("throughput", "tok_s"), Column("per user", "tok_s"),
+            Column("TTFT p50", "ms"), Column("TTFT p95", "ms"), Column("TPOT p50", "ms"), Column("gap p99", "ms"),
+            "share within SLO", "window", "validity",
+        ],
+        rows,
+        caption="Throughput and latency over concurrency; medians over repeats of one launch",
+    )  # fmt: skip
+
+
+def reasons_table(sweep: Sweep) -> Table | str:
+    """Why cells are not valid as measured."""
+    rows = [
+        (
+            cell["concurrency"],
+            cell["repeat"] + 1,
+            cell["validity"]["verdict"],
+            "; ".join(cell["validity"]["reasons"]),
+        )
+        for cell in sweep.not_valid
+    ]
+    if not rows:
+        return f"All {len(sweep.cells)} cells are valid."
+    return Table(["streams", "repeat", "validity", "reasons"], rows, caption="Cells to read with care")
+
+
+def throughput_figure(desk: Desk, sweep: Sweep) -> Figure:
+    """Throughput over concurrency, knee and SLO marked."""
+    return desk.figure(
+        "throughput_over_concurrency",
+        figures.throughput_over_concurrency(
+            sweep.cells,
+            knee=sweep.knee.concurrency,
+            best=sweep.knee.best_tok_s,
+            slo=sweep.slo.concurrency if sweep.slo else None,
+            rehearsed=desk.run.rehearsed,
+        ),
+    )
+
+
+def latency_figure(desk: Desk, sweep: Sweep) -> Figure:
+    """Time to first token and time per token over concurrency, against the limits."""
+    slo = desk.variant.sweep.slo
+    drawn = figures.latency_over_concurrency(
+        sweep.cells, slo_ttft_ms=slo.ttft_ms, slo_tpot_ms=slo.tpot_ms, rehearsed=desk.run.rehearsed
+    )
+    return desk.figure("latency_over_concurrency", drawn)
+
+
+def pareto_figure(desk: Desk, sweep: Sweep) -> Figure:
+    """What all users get together over what each one gets."""
+    return desk.figure("throughput_latency", figures.throughput_latency(sweep.cells, rehearsed=desk.run.rehearsed))
+
+
+def reconciliation_table(sweep: Sweep) -> Table | str:
+    """Client against server: token sums over all cells, and the mean time to first token of each."""
+    rows = []
+    for cell in sweep.cells:
+        said = {row["quantity"]: row for row in cell["reconciliation"]}
+        if not said:
+            continue
+        ttft, tokens, queue = (
+            said.get("TTFT mean", {}),
+            said.get("output tokens", {}),
+            said.get("queue mean", {}),
+        )
+        rows.append(
+            (
+                cell["concurrency"], cell["repeat"] + 1, tokens.get("client"), tokens.get("server"),
+                ttft.get("client"), ttft.get("server"), ttft.get("difference"), queue.get("server"),
+            )
+        )  # fmt: skip
+    if not rows:
+        return "The server gives no metrics: its side cannot be known."
+    return Table(
+        [
+            "streams", "repeat", Column("client counted", "tokens"), Column("server counted", "tokens"),
+            Column("TTFT, client", "ms"), Column("TTFT, server", "ms"), Column("difference", "ms", sign=True),
+            Column("of it queueing", "ms"),
+        ],
+        rows,
+        caption="Client against the server's own counters (means over each cell)",
+    )  # fmt: skip
+
+
+def conclude(desk: Desk, sweep: Sweep) -> Verdict:
+    """Record the headline numbers and findings; the closing sentence."""
+    knee, limit = sweep.knee, sweep.limit
+    best = quantity(knee.best_tok_s, "tok_s")
+    skipped = desk.run.record("sweep_skipped")
+    record = desk.record(
+        "sweep",
+        {
+            "best_tok_s": knee.best_tok_s,
+            "best_concurrency": knee.best_concurrency,
+            "knee_concurrency": knee.concurrency,
+            "limit": str(limit.limit),
+            "knee": knee.to_json(),
+            "limitation": limit.to_json(),
+            "slo": sweep.slo.to_json() if sweep.slo else None,
+            "skipped": skipped["cells"] if skipped else [],
+        },
+    )
+    if knee.concurrency is None:
+        last = max(cell["concurrency"] for cell in sweep.cells)
+        desk.find(
+            "no_plateau",
+            last=last,
+            best=best,
+            evidence=knee.sentence,
+            verdict=stats.NO_PLATEAU,
+            records=[record],
+        )
+    else:
+        desk.find("plateau", knee=knee.concurrency, best=best, evidence=knee.sentence, records=[record])
+        desk.record(
+            "bottleneck",
+            {"regime": f"{knee.concurrency} streams and more", "sentence": limit.sentence},
+            key="plateau",
+        )
+    if limit.limit is stats.Limit.QUEUEING:
+        desk.find(
+            "limited_by_queueing",
+            queue=quantity(_queue_at_end(sweep), "ms"),
+            max_num_seqs=desk.variant.server.args.get("max-num-seqs", "vLLM's default"),
+            evidence=limit.sentence,
+            verdict=str(limit.limit),
+            records=[record],
+        )
+    elif limit.limit is stats.Limit.STEP_TIME:
+        desk.find(
+            "limited_by_step_time",
+            knee=knee.concurrency,
+            evidence=limit.sentence,
+            verdict=str(limit.limit),
+            records=[record],
+        )
+    if sweep.slo is not None:
+        met = sweep.slo.concurrency is not None
+        desk.find(
+            "slo_met" if met else "slo_missed",
+            concurrency=sweep.slo.concurrency,
+            evidence=sweep.slo.sentence,
+            records=[record],
+        )
+    if sweep.not_valid:
+        desk.find(
+            "cells_not_valid",
+            count=len(sweep.not_valid),
+            cells=len(sweep.cells),
+            evidence=_reasons(sweep),
+            records=[record],
+        )
+    slo = f" {sweep.slo.sentence}" if sweep.slo else ""
+    return desk.conclude(f"{knee.sentence} {limit.sentence}{slo}")
+
+
+def _queue_at_end(sweep: Sweep) -> float | None:
+    last = max(cell["concurrency"] for cell in sweep.cells)
+    return over_repeats(
+        [c for c in sweep.cells if c["concurrency"] == last],
+        lambda c: (c.get("server") or {}).get("queue_ms"),
+    )
+
+
+def _reasons(sweep: Sweep) -> str:
+    return "; ".join(sorted({reason for cell in sweep.not_valid for reason in cell["validity"]["reasons"]}))
