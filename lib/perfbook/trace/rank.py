@@ -14,6 +14,7 @@ from perfbook.trace.columns import UNKNOWN, Columns, IntArray, Trace, narrow
 from perfbook.trace.damage import without_damage
 from perfbook.trace.intervals import union
 from perfbook.trace.kernels import COMMUNICATION, Rule, classify
+from perfbook.trace.memory import return_free_memory
 from perfbook.trace.nsys import is_sqlite, read_nsys
 from perfbook.trace.read import read_trace
 from perfbook.trace.selftime import containers, host_operators, self_times
@@ -113,6 +114,7 @@ def summarise(trace: Trace, rules: Sequence[Rule] = ()) -> RankTrace:
     if not on_gpu:
         trace = replace(trace, ops=host_operators(trace))
     seg = find_steps(trace, gpu)
+    return_free_memory()
     events = gpu if on_gpu else trace.ops
     owner = narrow(seg.owner)
     self_ns: IntArray = events.dur_ns
@@ -222,12 +224,15 @@ def _step_times(
     else:
         closed[present] = True
     end = events.end_ns
-    cover, comm, rest = (union(events.start_ns[m], end[m]) for m in (slice(None), is_comm, ~is_comm))
-    del end
+    cover = union(events.start_ns, end)
     busy = cover.before(stop) - cover.before(start)
-    communicating = comm.before(stop) - comm.before(start)
+    communicating, other = (
+        part.before(stop) - part.before(start)
+        for part in (union(events.start_ns[m], end[m]) for m in (is_comm, ~is_comm))
+    )
+    del end
     # An operator around a collective covers it, so on the host nothing can be called hidden.
-    exposed = busy - (rest.before(stop) - rest.before(start)) if on_gpu else communicating
+    exposed = busy - other if on_gpu else communicating
     idle = {kind: np.zeros(count, np.int64) for kind in _IDLE}
     if on_gpu and len(present):
         gap_start, gap_end, opener = cover.end_ns[:-1], cover.start_ns[1:], cover.opener[1:]

@@ -19,6 +19,7 @@ from perfbook.trace.clock import PrecisionLost
 from perfbook.trace.columns import Trace
 from perfbook.trace.events import EACH, EXACT, FAST
 from perfbook.trace.inflate import plain_chunks
+from perfbook.trace.memory import return_free_memory
 from perfbook.trace.salvage import first_value, pieces, sanitise
 from perfbook.trace.shelves import Shelves
 
@@ -45,9 +46,13 @@ def read_trace(path: Path, *, with_python: bool = False) -> Trace:
         The file cannot be read or is not a profiler trace.
     """
     reader = _Reader(path, with_python)
+    data = b""
     for data in plain_chunks(path, reader.warnings):
         reader.feed(data)
-    return reader.finish()
+    trace = reader.finish()
+    del reader, data
+    return_free_memory()
+    return trace
 
 
 class _Part(Enum):

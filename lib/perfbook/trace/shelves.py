@@ -25,13 +25,16 @@ from perfbook.trace.events import (
 
 _HOST = ("host", "")  # which thread launched does not matter
 
+_SMALL_PIECES = 32
+
 
 class _Shelf:
     """Columns of one kind while they grow."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[Any, Any, int, int, int, int]] = []
-        self.parts: list[tuple[int, Columns]] = []  # starts relative to the number beside them
+        self.small: list[tuple[int, Columns]] = []
+        self.large: list[tuple[int, Columns]] = []
 
     def packed(self, exact: bool) -> tuple[Columns, int]:
         """The rows so far as arrays, and how many had times that cannot be."""
@@ -44,17 +47,37 @@ class _Shelf:
         arrays = [int64_ids(values) for values in others]
         return Columns(start[ok], *(narrow(a[ok]) for a in (length, *arrays))), int(len(ok) - ok.sum())
 
+    def add(self, columns: Columns) -> None:
+        """Keep packed rows; many small pieces become one, as they would riddle the heap with holes."""
+        if not len(columns):
+            return
+        self.small.append(_relative(columns))
+        if len(self.small) == _SMALL_PIECES:
+            self.large.append(_relative(_merged(self.small)))
+            self.small = []
+
     def columns(self) -> Columns:
         """Everything, in order of start; empties the shelf."""
-        parts, self.parts = self.parts, []
-        start = np.zeros(sum(len(part) for _, part in parts), np.int64)
-        done = 0
-        for base, part in parts:
-            np.add(part.start_ns, base, out=start[done : done + len(part)], dtype=np.int64)
-            done += len(part)
-        rest = [np.concatenate([getattr(p, name) for _, p in parts] or [start]) for name in Columns.__slots__[1:]]
-        parts.clear()
-        return Columns(start, *rest).by_start()
+        parts = self.large + self.small
+        self.large, self.small = [], []
+        return _merged(parts).by_start()
+
+
+def _relative(columns: Columns) -> tuple[int, Columns]:
+    """A base and the columns with starts relative to it, which need fewer bytes."""
+    base = int(columns.start_ns.min())
+    return base, replace(columns, start_ns=narrow(columns.start_ns - base))
+
+
+def _merged(parts: list[tuple[int, Columns]]) -> Columns:
+    """All parts in one, starts absolute again."""
+    start = np.zeros(sum(len(part) for _, part in parts), np.int64)
+    done = 0
+    for base, part in parts:
+        np.add(part.start_ns, base, out=start[done : done + len(part)], dtype=np.int64)
+        done += len(part)
+    rest = [np.concatenate([getattr(p, name) for _, p in parts] or [start]) for name in Columns.__slots__[1:]]
+    return Columns(start, *rest)
 
 
 class Shelves:
@@ -80,7 +103,7 @@ class Shelves:
         """
         exact = bool(events) and isinstance(events[0], ExactEvent)
         rows = {kind: shelf.rows for kind, shelf in self.shelves.items()}
-        keep_ops = not self.shelves["gpu"].parts
+        keep_ops = not (self.shelves["gpu"].small or self.shelves["gpu"].large)
         names, lanes, kind_of = self.names, self.lanes, self.kind_of
         for event in events:
             kind = kind_of.get(event.cat)  # type: ignore[arg-type]
@@ -115,12 +138,10 @@ class Shelves:
             for shelf in self.shelves.values():
                 shelf.rows = []
         for shelf, (columns, impossible) in zip(self.shelves.values(), packed, strict=True):
-            if len(columns):
-                base = int(columns.start_ns.min())
-                shelf.parts.append((base, replace(columns, start_ns=narrow(columns.start_ns - base))))
+            shelf.add(columns)
             self.impossible_times += impossible
         if not keep_ops:
-            self.shelves["op"].parts = []
+            self.shelves["op"] = _Shelf()
         self.events += len(events)
 
     def _wanted(self, call: str) -> bool:
