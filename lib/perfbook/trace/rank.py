@@ -103,17 +103,20 @@ class RankTrace:
 def summarise_file(path: Path, rules: Sequence[Rule] = ()) -> list[RankTrace]:
     """Read a trace file and reduce it; an Nsight Systems export may hold several ranks."""
     traces = read_nsys(path) if is_sqlite(path) else [read_trace(path)]
-    return [summarise(trace, rules) for trace in traces]
+    return [summarise(traces.pop(0), rules) for _ in range(len(traces))]  # popped, so that each can be freed in time
 
 
 def summarise(trace: Trace, rules: Sequence[Rule] = ()) -> RankTrace:
     """Reduce a trace: classify, deal to steps, add up."""
+    gpu_events = len(trace.gpu)
     all_categories = [classify(name, rules) for name in trace.names]
     gpu, warnings = without_damage(trace.gpu, trace.window_ns)
     on_gpu = len(gpu) > 0
     if not on_gpu:
         trace = replace(trace, ops=host_operators(trace))
     seg = find_steps(trace, gpu)
+    share = _launch_share(trace, gpu)
+    trace = replace(trace, launches=Columns.empty(), gpu=Columns.empty())
     return_free_memory()
     events = gpu if on_gpu else trace.ops
     owner = narrow(seg.owner)
@@ -126,7 +129,6 @@ def summarise(trace: Trace, rules: Sequence[Rule] = ()) -> RankTrace:
         self_ns, outermost = self_ns[working], outermost[working]
     communication = np.array([c in COMMUNICATION for c in all_categories], bool)
     copies = np.array([c in ("memcpy", "memset") for c in all_categories], bool)
-    share = _launch_share(trace, gpu)
     reliable = on_gpu and share is not None and share >= _ENOUGH_LAUNCHES
     if on_gpu and share is None:
         warnings.append("no launches recorded: where the idle time comes from cannot be told")
@@ -151,7 +153,7 @@ def summarise(trace: Trace, rules: Sequence[Rule] = ()) -> RankTrace:
         world_size=trace.world_size,
         device="gpu" if on_gpu else "cpu",
         events=trace.events,
-        gpu_events=len(trace.gpu),
+        gpu_events=gpu_events,
         how=seg.how,
         names=tuple(trace.names[i] for i in used),
         categories=tuple(all_categories[i] for i in used),
