@@ -207,7 +207,9 @@ class Tuning(Section):
     concurrency: list[Count] = Field(
         [1], description="judged at each: a setting can win at 1 and lose at 100", min_length=1
     )
-    launches: Count = Field(5, description="of each setting and of the baseline; 5 against 5 can carry a verdict")
+    launches: Count = Field(
+        6, description="of each setting and of the baseline; with fewer a verdict is rarely reached"
+    )
     confirm: Literal["predicted", "all", "none"] = Field(
         "predicted", description="relaunch what is predicted to matter, everything, or nothing"
     )
