@@ -88,9 +88,10 @@ def _phase_json(phase: Phase) -> dict[str, Any]:
 def render_text(report: TraceReport) -> str:
     """The report as text of at most 80 columns: what was read, a table per phase, the warnings."""
     lines = list(_ranks_text(report))
+    host_only = any(rank.device == "cpu" for rank in report.ranks)
     shown = [name for name in report.phases if name != ALL] or list(report.phases)
     for name in shown:
-        lines += ["", *_phase_text(name, report.phases[name])]
+        lines += ["", *_phase_text(name, report.phases[name], host_only)]
     if not report.phases:
         lines += ["", "Nothing was recorded: no device events and no operators."]
     said: dict[str, list[int]] = {}
@@ -120,14 +121,17 @@ def _ranks_text(report: TraceReport) -> Iterator[str]:
             yield from _wrapped(f"{count} step{'s' if count > 1 else ''} set aside: {reason}", "  ", "    ")
 
 
-def _phase_text(name: str, phase: Phase) -> Iterator[str]:
+def _phase_text(name: str, phase: Phase, host_only: bool) -> Iterator[str]:
     batch = f", {phase.requests:g} requests" if phase.requests is not None else ""
     tokens = f", {phase.tokens:g} tokens" if phase.tokens is not None else ""
     plural = "" if phase.steps == 1 else "s"
     yield f"{name}: {phase.steps} step{plural}{batch}{tokens}"
     yield f"  step ms: mean {phase.step_mean_ms:.3f}, p50 {phase.step_p50_ms:.3f}, p99 {phase.step_p99_ms:.3f}"
-    trust = "" if phase.idle_reliable else " (unreliable)"
-    yield f"  busy {_percent(phase.busy_share)} of the step, idle {_percent(phase.idle_share)}{trust}"
+    if host_only:
+        yield f"  operators {_percent(phase.busy_share)} of the step, not traced {_percent(phase.idle_share)}"
+    else:
+        trust = "" if phase.idle_reliable else " (unreliable)"
+        yield f"  busy {_percent(phase.busy_share)} of the step, idle {_percent(phase.idle_share)}{trust}"
     idle = phase.idle
     kinds = {"host": idle.host_ms, "launch": idle.launch_ms, "device": idle.device_ms, "unknown": idle.unknown_ms}
     if any(kinds.values()):
@@ -137,13 +141,14 @@ def _phase_text(name: str, phase: Phase) -> Iterator[str]:
             f"  communication ms: exposed {phase.exposed_communication_ms:.3f}, "
             f"hidden under other work {phase.hidden_communication_ms:.3f}"
         )
-    yield f"  {'category':<18}{'ms/step':>11}{'of device':>12}{'of step':>10}{'calls/step':>13}"
+    of = "of op time" if host_only else "of device"
+    yield f"  {'category':<18}{'ms/step':>11}{of:>12}{'of step':>10}{'calls/step':>13}"
     for part in phase.categories:
         yield (
             f"  {part.category:<18}{part.ms_per_step:>11.3f}{_percent(part.share):>12}"
             f"{_percent(part.share_of_step):>10}{part.calls_per_step:>13.1f}"
         )
-    yield f"  unclassified: {_percent(phase.unclassified_share)} of device time"
+    yield f"  unclassified: {_percent(phase.unclassified_share)} of {'operator' if host_only else 'device'} time"
     for part in phase.unclassified[:_TOP_UNCLASSIFIED]:
         yield f"    {_percent(part.share):>7}  {_short(part.name, 60)}"
     if phase.collectives:
