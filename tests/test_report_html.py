@@ -310,6 +310,29 @@ def test_no_content_of_the_folder_stops_the_report(
     shutil.rmtree(run.path)
 
 
+def test_numbers_of_another_type_than_agreed_are_not_shown_as_numbers() -> None:
+    run = sample.start()
+    summary = {
+        "sweep": {"best_tok_s": 3, "cells": 5, "knee_concurrency": "x", "knee": {"low": [1]}},
+        "targets": [{"target": "a", "value": {}, "met": "no", "unit": [2], "name": None}],
+        "tuning": [{"setting": {}, "concurrency": "q", "launches": []}],
+        "bottleneck": {"a": None},
+        "single_stream": {
+            "decode_tok_s": 4,
+            "estimates": {"decode": {"low_tok_s": 1, "high_tok_s": 2, "confidence": "x"}},
+        },
+        "ceiling": {"ratio": "high"},
+    }
+    finding = {"id": "a", "severity": "info", "attempt": "", "records": [[1], "r1"], "title": None}
+    (run.path / "summary.json").write_text(json.dumps(summary))
+    (run.path / "findings.jsonl").write_text(json.dumps(finding) + "\n")
+    _, page = rendered(run)
+    assert "Single stream 4 tok/s" in page.text
+    assert "Above the floor not measured" in page.text
+    assert "Single stream | 4 tok/s" in results.write(run).read_text()
+    assert index.write().is_file()
+
+
 def test_a_notebook_name_cannot_leave_its_attribute() -> None:
     run = sample.start()
     run.write_header({"notebooks": [{"notebook": 'a" onload="alert(1)', "status": "failed"}]})

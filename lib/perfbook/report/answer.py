@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfbook import units
-from perfbook.report.evidence import ENDED_WELL, Evidence
+from perfbook.report.evidence import ENDED_WELL, Evidence, mappings
 from perfbook.report.table import Column, Table
 
 DEPLOY, VERIFY, SINGLE, SWEEP = "01_deploy", "02_verify", "03_single_stream", "04_sweep"
@@ -130,7 +130,7 @@ def targets(evidence: Evidence) -> Table | None:
         (
             str(row.get("name", "")),
             f"{row['target']:g} {units.label(str(row.get('unit') or ''))}"
-            if _finite(row.get("target"))
+            if finite(row.get("target"))
             else units.UNKNOWN,
             _quantity(row, "value"),
             _MET.get(row.get("met"), "not measured"),
@@ -158,8 +158,8 @@ def tuning(evidence: Evidence) -> Table | None:
             str(row.get("setting", "")),
             row.get("concurrency"),
             str(row.get("verdict") or units.UNKNOWN),
-            _finite(row.get("effect_pct")),
-            _finite(row.get("predicted_pct")),
+            finite(row.get("effect_pct")),
+            finite(row.get("predicted_pct")),
             row.get("launches"),
         )
         for row in evidence.rows("tuning")
@@ -171,8 +171,14 @@ def tuning(evidence: Evidence) -> Table | None:
 
 def shown(value: Any) -> tuple[str, float | None]:
     """A number for a column whose header has the unit: its text (empty when there is none), and itself."""
-    known = _finite(value)
+    known = finite(value)
     return (units.number(known) if known is not None else "", known)
+
+
+def finite(value: Any) -> float | None:
+    """A number that a summary holds; None for whatever else stands there."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return value if good else None
 
 
 def when(stamp: Any) -> str:
@@ -183,10 +189,10 @@ def when(stamp: Any) -> str:
 
 def _single(evidence: Evidence) -> Headline:
     part = evidence.part("single_stream")
-    value = _finite(part.get("decode_tok_s"))
+    value = finite(part.get("decode_tok_s"))
     if value is None:
         return _missing(evidence, "Single stream", SINGLE)
-    tpot = units.quantity(_finite(part.get("tpot_ms")), "ms")
+    tpot = units.quantity(finite(part.get("tpot_ms")), "ms")
     return Headline(
         "Single stream",
         units.quantity(value, "tok_s"),
@@ -197,7 +203,7 @@ def _single(evidence: Evidence) -> Headline:
 
 def _first_token(evidence: Evidence) -> Headline:
     part = evidence.part("single_stream")
-    value = _finite(part.get("ttft_ms"))
+    value = finite(part.get("ttft_ms"))
     if value is None:
         return _missing(evidence, "First token", SINGLE)
     interval = _interval(part, "ttft", "ms")
@@ -206,7 +212,7 @@ def _first_token(evidence: Evidence) -> Headline:
 
 def _plateau(evidence: Evidence) -> Headline:
     part = evidence.part("sweep")
-    value = _finite(part.get("best_tok_s"))
+    value = finite(part.get("best_tok_s"))
     if value is None:
         return _missing(evidence, "Plateau", SWEEP)
     knee = part.get("knee_concurrency")
@@ -226,17 +232,17 @@ def _plateau(evidence: Evidence) -> Headline:
 
 def _doubts(sweep: Mapping[str, Any]) -> str:
     """How many cells of the sweep something speaks against."""
-    verdicts = [_mapping(_mapping(cell).get("validity")).get("verdict") for cell in sweep.get("cells") or []]
+    verdicts = [_mapping(cell.get("validity")).get("verdict") for cell in mappings(sweep.get("cells"))]
     doubtful = sum(verdict in ("suspect", "invalid") for verdict in verdicts)
     return f"{doubtful} of {len(verdicts)} cells suspect or invalid" if doubtful else ""
 
 
 def _ceiling(evidence: Evidence) -> Headline:
     part = evidence.part("ceiling")
-    value = _finite(part.get("ratio"))
+    value = finite(part.get("ratio"))
     if value is None:
         return _missing(evidence, "Above the floor", CEILING)
-    floor = units.quantity(_finite(part.get("floor_ms")), "ms")
+    floor = units.quantity(finite(part.get("floor_ms")), "ms")
     return Headline("Above the floor", f"{units.number(value)} ×", (f"floor: {floor} per token",), CEILING)
 
 
@@ -251,22 +257,17 @@ def _missing(evidence: Evidence, label: str, notebook: str) -> Headline:
 def _interval(part: Mapping[str, Any], name: str, unit: str) -> str:
     """``95 % interval 81.2 to 82.6, n = 5``, from a part's ``estimates``."""
     estimate = _mapping(_mapping(part.get("estimates")).get(name))
-    low, high = (_finite(estimate.get(f"{end}_{unit}")) for end in ("low", "high"))
-    if low is None or high is None:
+    value, low, high = (finite(estimate.get(f"{end}_{unit}")) for end in ("value", "low", "high"))
+    if value is None or low is None or high is None:
         return ""
-    text = units.interval(_finite(estimate.get(f"value_{unit}")), low, high)
-    confidence = units.number(100 * float(estimate.get("confidence") or 0.95), 2)
-    return f"{confidence} % interval {text.partition(' ')[2].strip('[]').replace(', ', '–')}, n = {estimate.get('n')}"
+    ends = units.interval(value, low, high).partition(" ")[2].strip("[]").replace(", ", "–")
+    confidence = units.number(100 * (finite(estimate.get("confidence")) or 0.95), 2)
+    return f"{confidence} % interval {ends}, n = {estimate.get('n')}"
 
 
 def _quantity(row: Mapping[str, Any], key: str) -> str:
-    return units.quantity(_finite(row.get(key)), str(row.get("unit") or ""))
+    return units.quantity(finite(row.get(key)), str(row.get("unit") or ""))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _finite(value: Any) -> float | None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return value if good else None

@@ -89,8 +89,12 @@ class Evidence:
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """A part of the summary that is a list of mappings; empty when it was not run."""
-        value = self.summary.get(name)
-        return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+        return mappings(self.summary.get(name))
+
+
+def mappings(value: Any) -> list[dict[str, Any]]:
+    """Those elements of a list that are mappings; nothing where there is no list."""
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
 class _Reader:
@@ -128,7 +132,7 @@ def read(run: Run) -> Evidence:
         path=run.path,
         header=header,
         summary=numbers,
-        findings=reader.attempt("findings.jsonl", lambda: findings.current(run), none),
+        findings=reader.attempt("findings.jsonl", lambda: _findings(run), none),
         records=records,
         notebooks=_notebooks(run.path, header, records, reader.problems),
         problems=reader.problems,
@@ -150,6 +154,15 @@ def _object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value
+
+
+def _findings(run: Run) -> list[dict[str, Any]]:
+    """Findings in force, each with a list of record ids."""
+    found = findings.current(run)
+    return [
+        {**one, "records": [str(identity) for identity in one.get("records") or [] if isinstance(identity, str | int)]}
+        for one in found
+    ]
 
 
 def _torn(path: Path) -> int:

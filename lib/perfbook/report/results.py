@@ -8,7 +8,7 @@ from perfbook import units
 from perfbook.record import jsonl
 from perfbook.record.run import Run, now_utc
 from perfbook.report import answer, evidence, safe
-from perfbook.report.evidence import ENDED_WELL, Evidence
+from perfbook.report.evidence import ENDED_WELL, Evidence, mappings
 from perfbook.report.table import Column, Table
 
 
@@ -56,16 +56,18 @@ def _tables(found: Evidence) -> str:
 
 def _sweep(found: Evidence) -> Table | None:
     """Every cell, in the order of concurrency."""
-    cells = found.part("sweep").get("cells") or [r for r in found.records.values() if r.get("kind") == "sweep_cell"]
+    cells = mappings(found.part("sweep").get("cells"))
+    cells = cells or [r for r in found.records.values() if r.get("kind") == "sweep_cell"]
+    cells.sort(key=lambda cell: answer.finite(cell.get("concurrency")) or 0)
     rows = [
         (
-            cell.get("concurrency"),
-            _first(cell.get("output_tok_s_plateau"), cell.get("output_tok_s")),
-            *(_within(cell, key, which) for key in ("ttft_ms", "tpot_ms") for which in ("p50", "p99")),
-            cell.get("failed"),
+            answer.finite(cell.get("concurrency")),
+            _first(answer.finite(cell.get("output_tok_s_plateau")), answer.finite(cell.get("output_tok_s"))),
+            *(answer.finite(_within(cell, key, which)) for key in ("ttft_ms", "tpot_ms") for which in ("p50", "p99")),
+            answer.finite(cell.get("failed")),
             _within(cell, "validity", "verdict") or units.UNKNOWN,
         )
-        for cell in sorted(cells, key=lambda cell: cell.get("concurrency") or 0)
+        for cell in cells
     ]
     columns: list[str | Column] = ["concurrency", Column("throughput", "tok_s")]
     columns += [Column(f"{name} {which}", "ms") for name in ("TTFT", "TPOT") for which in ("p50", "p99")]
