@@ -138,6 +138,21 @@ def log(file: Annotated[Path, typer.Argument(help="A vLLM log.")], json_file: Js
 
 
 @app.command()
+def compare(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Folders of runs, or variants (their latest run).")
+    ],
+    json_file: Json = None,
+) -> int:
+    """Set runs or variants side by side, with verdicts; the first is the baseline."""
+    from perfbook.study import compare as comparing
+
+    comparison = comparing.compare_runs(runs)
+    _deliver(comparison.to_json(), comparing.render_text(comparison), json_file)
+    return 0
+
+
+@app.command()
 def stop(
     name: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run's folder; default: every run.")] = None,
 ) -> int:
