@@ -255,7 +255,7 @@ def _missing(evidence: Evidence, label: str, notebook: str) -> Headline:
 
 
 def _interval(part: Mapping[str, Any], name: str, unit: str) -> str:
-    """``95 % interval 81.2 to 82.6, n = 5``, from a part's ``estimates``."""
+    """``95 % interval 81.2–82.6, n = 5``, from a part's ``estimates``."""
     estimate = _mapping(_mapping(part.get("estimates")).get(name))
     value, low, high = (finite(estimate.get(f"{end}_{unit}")) for end in ("value", "low", "high"))
     if value is None or low is None or high is None:
