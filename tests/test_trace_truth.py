@@ -28,9 +28,10 @@ from perfbook.trace.kernels import CATEGORIES, COMMUNICATION
 from perfbook.trace.report import TraceReport
 
 ALL_REDUCE = "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(RankData*)"
+ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 NAMES = {
     ALL_REDUCE: "all_reduce",
-    "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "all_gather",
+    ALL_GATHER: "all_gather",
     "nvjet_tst_64x16_64x16_4x1_v_bz_TNT": "gemm",
     "void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128>>": "attention",
     "void vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>": "norm",
@@ -49,8 +50,8 @@ def laws(draw: st.DrawFn) -> list[StepLaw]:
     def shape(size: int) -> tuple[Kernel, ...]:
         kernels = []
         for i in range(size):
-            name = rng.choice(list(NAMES))
-            on_side = i > 0 and rng.random() < 0.25
+            name = rng.choice([n for n in NAMES if i or n != ALL_GATHER])
+            on_side = name == ALL_GATHER or (i > 0 and name != ALL_REDUCE and rng.random() < 0.25)
             kernels.append(
                 Kernel(
                     name,

@@ -1,7 +1,7 @@
 """Traces with a known law, written as torch.profiler writes them: what a reader says of them can be checked exactly.
 
 A law is a sequence of engine steps, each a sequence of kernels with their durations. Kernels follow one another on the
-main stream; one on another stream starts beside the next main kernel, and the step ends when all have ended. A
+main stream; one on another stream runs beside the main kernels that follow, and the step ends when all have ended. A
 collective takes its transfer time plus, on each rank, the time that rank waits for the last one to arrive.
 """
 
@@ -78,15 +78,16 @@ def place(steps: Sequence[StepLaw], rank: int = 0, start_ns: int = 10_000_000) -
     placed = []
     now = start_ns
     for index, step in enumerate(steps):
-        ends = now
+        free: dict[int, int] = {}
         for kernel in step.kernels:
             dur = kernel.dur_ns + (kernel.wait_ns[rank] if kernel.wait_ns else 0)
             now += kernel.gap_ns
-            placed.append(Placed(kernel, index, now, dur))
-            ends = max(ends, now + dur)
+            start = max(now, free.get(kernel.stream, now))
+            placed.append(Placed(kernel, index, start, dur))
+            free[kernel.stream] = start + dur
             if kernel.stream == MAIN_STREAM:
                 now += dur
-        now = max(now, ends) + step.pause_ns
+        now = max([now, *free.values()]) + step.pause_ns
     return placed
 
 
