@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 PEERS = ("HolisticTraceAnalysis==0.5.0", "pandas<3", "perfetto==0.59.1")
-FULL_MB, LARGE_MB, RANK_MB = 187, 2000, 24
+FULL_MB, LARGE_MB, RANK_MB = 187, 2000, 60
 TIMEOUT_S = 580
 LAYER = (
     ("void vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>", 4_000),

@@ -82,7 +82,7 @@ def test_missing_ranks_and_single_ranks_are_said(tmp_path: Path) -> None:
 def test_ranks_in_processes_give_what_one_process_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_profile(tmp_path, steps(), ranks=2)
     here = analyse([tmp_path]).to_json()
-    monkeypatch.setattr("perfbook.trace.pipeline._WORTH_A_PROCESS_BYTES", 0)
+    monkeypatch.setattr("perfbook.trace.pipeline._WORTH_PROCESSES_BYTES", 0)
     assert analyse([tmp_path]).to_json() == here
     next(tmp_path.glob("*rank1*")).write_bytes(b"hello")
     with pytest.raises(PerfbookError, match="not a profiler trace"):

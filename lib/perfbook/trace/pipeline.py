@@ -1,4 +1,4 @@
-"""From paths to a report, one process per rank."""
+"""From paths to a report, on all cores where there is enough to read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfbook.trace.rank import RankTrace, summarise_file
 from perfbook.trace.ranks import align
 from perfbook.trace.report import TraceReport
 
-_WORTH_A_PROCESS_BYTES = 4 << 20
+_WORTH_PROCESSES_BYTES = 16 << 20
 
 
 def analyse(paths: Sequence[Path], *, user_rules: Path | None = None) -> TraceReport:
@@ -37,9 +37,12 @@ def analyse(paths: Sequence[Path], *, user_rules: Path | None = None) -> TraceRe
     """
     found = find_traces([Path(p) for p in paths])
     rules = read_user_rules(user_rules) if user_rules else ()
-    if len(found.files) > 1 and sum(f.stat().st_size for f in found.files) > _WORTH_A_PROCESS_BYTES:
-        with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
-            read = list(pool.map(lambda f: _summarise_in_child(f, user_rules), found.files))
+    if len(found.files) > 1 and sum(f.stat().st_size for f in found.files) > _WORTH_PROCESSES_BYTES:
+        cores = min(len(found.files), len(os.sched_getaffinity(0)))
+        shares = [found.files[i::cores] for i in range(cores)]
+        with ThreadPoolExecutor(cores) as pool:
+            done = list(pool.map(lambda share: _summarise_in_child(share, user_rules), shares))
+        read = [done[i % cores][i // cores] for i in range(len(found.files))]
     else:
         read = [summarise_file(f, rules) for f in found.files]
     ranks, warnings = _numbered([rank for several in read for rank in several])
@@ -51,8 +54,8 @@ def analyse(paths: Sequence[Path], *, user_rules: Path | None = None) -> TraceRe
     return TraceReport(tuple(ranks), phases(ranks), tuple(warnings))
 
 
-def _summarise_in_child(path: Path, rules: Path | None) -> list[RankTrace]:
-    """What :func:`summarise_file` returns, computed in a child process.
+def _summarise_in_child(paths: Sequence[Path], rules: Path | None) -> list[list[RankTrace]]:
+    """What :func:`summarise_file` returns for each file, computed one after the other in a child process.
 
     Raises
     ------
@@ -61,14 +64,13 @@ def _summarise_in_child(path: Path, rules: Path | None) -> list[RankTrace]:
     """
     library = str(Path(__file__).parents[2])
     known = [library, *filter(None, [os.environ.get("PYTHONPATH")])]
-    command = [sys.executable, "-m", "perfbook.trace.worker", str(path), *([str(rules)] if rules else [])]
-    done = subprocess.run(
-        command, capture_output=True, check=False, env=os.environ | {"PYTHONPATH": os.pathsep.join(known)}
-    )
+    command = [sys.executable, "-m", "perfbook.trace.worker", str(rules or ""), *map(str, paths)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(known)}
+    done = subprocess.run(command, capture_output=True, check=False, env=environment)
     if done.returncode:
         last = (done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}").splitlines()[-1]
-        raise PerfbookError(f"{path}: reading the trace failed: {last}")
-    outcome: list[RankTrace] | BadInput = pickle.loads(done.stdout)
+        raise PerfbookError(f"{paths[0].parent}: reading the traces failed: {last}")
+    outcome: list[list[RankTrace]] | BadInput = pickle.loads(done.stdout)
     if isinstance(outcome, BadInput):
         raise outcome
     return outcome

@@ -1,4 +1,4 @@
-"""One trace file in a process of its own: ``python -m perfbook.trace.worker FILE [RULES]`` writes a pickle.
+"""Trace files in a process of their own: ``python -m perfbook.trace.worker RULES FILE…`` writes a pickle to stdout.
 
 A plain child process, not a fork: the caller may be a notebook kernel full of threads.
 """
@@ -14,11 +14,12 @@ from perfbook.trace.kernels import user_rules
 from perfbook.trace.rank import RankTrace, summarise_file
 
 
-def main(path: str, rules: str | None = None) -> None:
-    """Reduce one file and write the outcome, or the error that explains why not, to standard output."""
-    outcome: list[RankTrace] | BadInput
+def main(rules: str, *paths: str) -> None:
+    """Reduce the files and write the outcome, or the error that explains why not, to standard output."""
+    outcome: list[list[RankTrace]] | BadInput
     try:
-        outcome = summarise_file(Path(path), user_rules(Path(rules)) if rules else ())
+        own = user_rules(Path(rules)) if rules else ()
+        outcome = [summarise_file(Path(path), own) for path in paths]
     except BadInput as bad:
         outcome = bad
     sys.stdout.buffer.write(pickle.dumps(outcome, pickle.HIGHEST_PROTOCOL))
