@@ -9,6 +9,7 @@ from perfbook.stream.ask import Answer
 from perfbook.study import single_stream, sweep, verify
 from perfbook.study.conclusion import hold_targets
 from perfbook.study.prompts import numbered
+from perfbook.study.sweep.view import group_reasons
 
 PARIS = Question(ask="Capital of France?", expect=["Paris"])
 
@@ -205,6 +206,11 @@ def test_the_servers_view_by_littles_law() -> None:
         "queue_ms": None,
         "preemptions": None,
     }
+
+
+def test_reasons_that_differ_in_numbers_are_one() -> None:
+    reasons = ["the client read 20.8 ms late (p99)", "the client read 9 ms late (p99)", "the clock was set"]
+    assert group_reasons(reasons) == ("the client read 9 to 20.8 ms late (p99) (2 cells); the clock was set (1 cell)")
 
 
 def test_targets_are_held_against_the_summary() -> None:

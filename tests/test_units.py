@@ -128,3 +128,7 @@ def test_nothing_prints_nan_or_fails(value: float | None, low: float | None, hig
 def test_a_printed_number_is_within_half_a_digit(value: float, digits: int) -> None:
     printed = float(units.number(value, digits).replace(",", ""))
     assert abs(printed - value) <= 0.5000001 * 10 ** (math.floor(math.log10(value)) - digits + 1)
+
+
+def test_a_number_with_its_noun() -> None:
+    assert (units.count(1, "stream"), units.count(8, "stream")) == ("1 stream", "8 streams")

@@ -136,6 +136,11 @@ def duration(seconds: float | None, digits: int = 3) -> str:
     return quantity(_shortest(seconds, digits), "s", digits)
 
 
+def count(number_of: int, noun: str) -> str:
+    """Return a number with its noun: ``1 stream``, ``8 streams``."""
+    return f"{number_of} {noun}" if number_of == 1 else f"{number_of} {noun}s"
+
+
 def p_value(p: float | None) -> str:
     """Return a probability of chance: ``p = 0.029``, ``p < 0.001``, ``p unknown``."""
     if p is None or not math.isfinite(p):

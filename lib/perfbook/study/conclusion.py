@@ -76,7 +76,15 @@ def judge(desk: Desk) -> list[Target]:
         "targets",
         {
             "targets": [
-                {"name": t.name, "target": t.target, "unit": t.unit, "value": t.value, "met": t.met} for t in targets
+                {
+                    "name": t.name,
+                    "target": t.target,
+                    "unit": t.unit,
+                    "at_least": t.at_least,
+                    "value": t.value,
+                    "met": t.met,
+                }
+                for t in targets
             ]
         },
     )
@@ -88,7 +96,7 @@ def judge(desk: Desk) -> list[Target]:
             target=target.sentence,
             where=target.notebook,
             next_step=f"See {target.notebook} and the findings below for what limits it.",
-            evidence=target.sentence,
+            evidence=f"{target.notebook}: {quantity(target.value, target.unit)}",
             records=[record],
         )
     return targets

@@ -21,7 +21,7 @@ from perfbook.report.table import Column, Table
 from perfbook.stream.load import measure as measure_cell
 from perfbook.trace import TraceReport
 from perfbook.trace.compare import Inflation
-from perfbook.units import number, quantity
+from perfbook.units import count, number, quantity
 
 NOTEBOOK = "06_profiler_breakdown"
 TRACES = "*.pt.trace.json*"
@@ -36,6 +36,11 @@ class Profile:
     files: tuple[Path, ...]
     report: TraceReport
     inflation: Inflation | None
+
+    @property
+    def streams(self) -> str:
+        """``1 stream``, ``8 streams``."""
+        return count(self.concurrency, "stream")
 
     @property
     def phase(self) -> str:
@@ -128,7 +133,7 @@ def _record(desk: Desk, profile: Profile) -> None:
         key=str(profile.concurrency),
     )
     sentence = top_sentence(profile)
-    desk.record("bottleneck", {"regime": f"{_streams(profile.concurrency)} (profiled)", "sentence": sentence},
+    desk.record("bottleneck", {"regime": f"{profile.streams} (profiled)", "sentence": sentence},
                 key=str(profile.concurrency))  # fmt: skip
     desk.find(
         "step_goes_to",
@@ -145,7 +150,7 @@ def top_sentence(profile: Profile) -> str:
     phase = profile.report.phases[profile.phase]
     top = max(phase.categories, key=lambda part: part.ms_per_step)
     return (
-        f"At {_streams(profile.concurrency)} {top.category} is {number(100 * top.share_of_step)} % of a "
+        f"At {count(profile.concurrency, 'stream')} {top.category} is {number(100 * top.share_of_step)} % of a "
         f"{profile.phase} step: {number(top.calls_per_step)} calls, {quantity(top.ms_per_step, 'ms', 4)}."
     )
 
@@ -163,7 +168,7 @@ def breakdown_table(profile: Profile) -> Table:
             Column("of the step", "pct"), Column("calls per step"),
         ],
         rows,
-        caption=f"{profile.phase.capitalize()} step at {_streams(profile.concurrency)}: {phase.steps} steps, mean "
+        caption=f"{profile.phase.capitalize()} step at {profile.streams}: {phase.steps} steps, mean "
         f"{quantity(phase.step_mean_ms, 'ms')}, busy {number(100 * phase.busy_share)} % "
         f"({len(profile.report.ranks)} rank(s), per rank)",
     )  # fmt: skip
@@ -185,7 +190,7 @@ def kernel_table(profile: Profile, most: int = 12) -> Table:
             Column("calls per step"),
         ],
         rows,
-        caption=f"The {len(rows)} longest of {len(phase.kernels)} kernels at {_streams(profile.concurrency)}",
+        caption=f"The {len(rows)} longest of {len(phase.kernels)} kernels at {count(profile.concurrency, 'stream')}",
     )
 
 
@@ -195,7 +200,7 @@ def breakdown_figure(desk: Desk, profiles: Sequence[Profile]) -> Figure | str:
     for profile in profiles:
         for name, phase in profile.report.to_json()["phases"].items():
             if name != "all" or len(profile.report.phases) == 1:
-                bars.append({"label": f"{name}, {_streams(profile.concurrency)}", **phase})
+                bars.append({"label": f"{name}, {count(profile.concurrency, 'stream')}", **phase})
     if not bars:
         return "Nothing was profiled."
     return desk.figure("step_breakdown", figures.step_breakdown(bars, rehearsed=desk.run.rehearsed))
@@ -228,7 +233,3 @@ def conclude(desk: Desk, profiles: Sequence[Profile]) -> Verdict:
         if profile.inflation is not None:
             parts.append(profile.inflation.sentence[:1].upper() + profile.inflation.sentence[1:])
     return desk.conclude(" ".join(parts))
-
-
-def _streams(concurrency: int) -> str:
-    return "1 stream" if concurrency == 1 else f"{concurrency} streams"

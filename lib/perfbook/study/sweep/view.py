@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from perfbook import figures, stats
 from perfbook.desk import Desk, Verdict
 from perfbook.figures import Figure
 from perfbook.figures.cells import per_user_tok_s, statistic, throughput_tok_s
 from perfbook.report.table import Column, Table
 from perfbook.study.sweep.analysis import Sweep, over_repeats
-from perfbook.units import quantity
+from perfbook.units import count, quantity
 
 
 def cell_table(sweep: Sweep) -> Table:
@@ -150,10 +153,12 @@ def conclude(desk: Desk, sweep: Sweep) -> Verdict:
             records=[record],
         )
     else:
-        desk.find("plateau", knee=knee.concurrency, best=best, evidence=knee.sentence, records=[record])
+        desk.find(
+            "plateau", streams=count(knee.concurrency, "stream"), best=best, evidence=knee.sentence, records=[record]
+        )
         desk.record(
             "bottleneck",
-            {"regime": f"{knee.concurrency} streams and more", "sentence": limit.sentence},
+            {"regime": f"{count(knee.concurrency, 'stream')} and more", "sentence": limit.sentence},
             key="plateau",
         )
     if limit.limit is stats.Limit.QUEUEING:
@@ -177,7 +182,7 @@ def conclude(desk: Desk, sweep: Sweep) -> Verdict:
         met = sweep.slo.concurrency is not None
         desk.find(
             "slo_met" if met else "slo_missed",
-            concurrency=sweep.slo.concurrency,
+            streams=count(sweep.slo.concurrency or 0, "stream"),
             evidence=sweep.slo.sentence,
             records=[record],
         )
@@ -186,7 +191,7 @@ def conclude(desk: Desk, sweep: Sweep) -> Verdict:
             "cells_not_valid",
             count=len(sweep.not_valid),
             cells=len(sweep.cells),
-            evidence=_reasons(sweep),
+            evidence=group_reasons(reason for cell in sweep.not_valid for reason in cell["validity"]["reasons"]),
             records=[record],
         )
     slo = f" {sweep.slo.sentence}" if sweep.slo else ""
@@ -201,5 +206,17 @@ def _queue_at_end(sweep: Sweep) -> float | None:
     )
 
 
-def _reasons(sweep: Sweep) -> str:
-    return "; ".join(sorted({reason for cell in sweep.not_valid for reason in cell["validity"]["reasons"]}))
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+def group_reasons(reasons: Iterable[str]) -> str:
+    """Reasons that differ only in their numbers as one, with the range of each number and how many cells say it."""
+    groups: dict[str, list[list[str]]] = {}
+    for reason in reasons:
+        groups.setdefault(_NUMBER.sub("{}", reason), []).append(_NUMBER.findall(reason))
+    said = []
+    for text, rows in groups.items():
+        ends = [(min(column, key=float), max(column, key=float)) for column in zip(*rows, strict=True)]
+        filled = text.format(*(low if low == high else f"{low} to {high}" for low, high in ends))
+        said.append(f"{filled} ({count(len(rows), 'cell')})")
+    return "; ".join(said)
