@@ -141,14 +141,19 @@ def test_answers_that_fall_short_are_named(server: Server):
 
 
 def test_a_stranger_on_the_server_is_named(server: Server):
+    over = threading.Event()
+
     def stranger() -> None:
-        for _ in range(3):
+        while not over.is_set():
             ask(server.endpoint, "Tell me a story.", RequestShape(12))
 
     other = threading.Thread(target=stranger)
     other.start()
-    cell = server.cell(2, 8)
-    other.join()
+    try:
+        cell = server.cell(2, 8)
+    finally:
+        over.set()
+        other.join()
     assert cell.summary["validity"]["verdict"] == "suspect"
     assert "somebody else" in reasons(cell) or "not from this cell" in reasons(cell)
 
@@ -160,7 +165,7 @@ def test_a_server_that_dies_half_way_makes_the_cell_invalid(server: Server):
 
     killer = threading.Thread(target=kill)
     killer.start()
-    cell = server.cell(2, 40, tokens=200, warmup=0)
+    cell = server.cell(2, 40, tokens=200, warmup=0, prompts=exact_prompts(None, 48, 40, seed=5))
     killer.join()
     assert cell.summary["validity"]["verdict"] == "invalid"
     assert set(cell.summary["errors"]) <= {"reset", "incomplete", "refused"}

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 import requests
 
-from perfbook.errors import BadInput
+from perfbook.errors import BadInput, ServerFailed
 from perfbook.stream.endpoint import Endpoint
 from perfbook.stream.words import FILLERS, WORDS
 
@@ -161,16 +161,20 @@ class ServerTokenizer:
         tokenizer = cls(endpoint)
         try:
             tokenizer.count("one two")
-        except (requests.RequestException, KeyError, TypeError, ValueError):
+        except ServerFailed:
             return None
         return tokenizer
 
     def count(self, text: str) -> int:
-        """Number of tokens, no special tokens; one HTTP request."""
+        """Number of tokens, no special tokens; one HTTP request. ``ServerFailed`` when it has no answer."""
         body = {"model": self._model, "prompt": text, "add_special_tokens": False}
-        answer = self._session.post(self._url, json=body, timeout=self._timeout_s)
-        answer.raise_for_status()
-        return int(answer.json()["count"])
+        try:
+            answer = self._session.post(self._url, json=body, timeout=self._timeout_s)
+            answer.raise_for_status()
+            return int(answer.json()["count"])
+        except (requests.RequestException, KeyError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ServerFailed(f"{self._url} does not count tokens as vLLM does: {reason}") from None
 
 
 def exact_prompts(
