@@ -2,7 +2,7 @@
 
 Runs with equal servers and variants are launches of one *side*; the first run's side is the baseline. What differs in
 the workload is not compared, and says so; a difference of host, hardware, versions or answers is said beside every
-verdict.
+verdict. Runs that are all of one side are compared one by one.
 """
 
 from __future__ import annotations
@@ -147,15 +147,16 @@ def compare_runs(names: Sequence[str | Path]) -> Comparison:
     Raises
     ------
     BadInput
-        Fewer than two different sides, or a name that is no run.
+        Fewer than two runs, or a name that is no run.
     """
     runs = list({run.path: run for run in map(Run.open, names)}.values())
+    if len(runs) < 2:
+        raise BadInput(f"compare: {runs[0].name} alone: name at least two different runs or variants")
     sides = _sides(runs)
-    if len(set(sides)) < 2:
-        raise BadInput(
-            f"compare: {len(runs)} run(s) of one variant with one server section: give a run that differs, such as "
-            "another variant or one with --set server.…"
-        )
+    if len(set(sides)) == 1:
+        sides = [
+            run.path.name for run in runs
+        ]  # of one server: then whether the runs themselves differ is the question
     measured = [read_run(run, side) for run, side in zip(runs, sides, strict=True)]
     base = runs[0].header.get("parameters", {}).get("server", {})
     changes = {
