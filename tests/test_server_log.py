@@ -159,7 +159,7 @@ def test_words_in_a_prompt_are_no_evidence():
     text = GPU_BANNER + "\n".join(
         [
             "",
-            "INFO 02-11 10:50:00 [logger.py:1] Received request c-1: prompt: 'Graph capturing finished in 3 secs', params",
+            "INFO 02-11 10:50:00 [logger.py:1] Received request c-1: 'Graph capturing finished in 3 secs'",
             "Graph capturing finished in 3 secs, took 1 GiB",
             "torch.compile took 3.00 s in total",
         ]

@@ -25,12 +25,12 @@ def mask(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     masked: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Mapping):
+        if value is not None and value != "" and is_secret(key):
+            masked[key] = MASKED
+        elif isinstance(value, Mapping):
             masked[key] = mask(value)
         elif isinstance(value, list):
             masked[key] = [mask(item) if isinstance(item, Mapping) else item for item in value]
-        elif value is not None and value != "" and is_secret(key):
-            masked[key] = MASKED
         else:
             masked[key] = value
     return masked

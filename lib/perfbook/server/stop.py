@@ -53,7 +53,7 @@ class StopReport:
     left : tuple of str
         What of ours could not be removed; empty after a clean stop.
     foreign : tuple of str
-        What looks like a server's remains but is not known to be ours; untouched.
+        What looks like a server's remains, used by nobody alive, but is not known to be ours; untouched.
     seconds : float
         How long it took.
     note : str
@@ -178,7 +178,7 @@ def _finish(run: Run, known: ServerState, report: StopReport, begun: float) -> S
     if not alive:
         removed, not_removed = _remove(known)
         left += not_removed
-    foreign += [f"/dev/shm/{name}" for name in _familiar() if f"/dev/shm/{name}" not in left]
+    foreign += [str(_SHM / name) for name in _abandoned() if str(_SHM / name) not in left]
     (run.path / PROFILING).unlink(missing_ok=True)
     if not left:
         _note(run, replace(known, stage="stopped"))
@@ -202,8 +202,7 @@ def _remove(known: ServerState) -> tuple[list[str], list[str]]:
     numbers = {one.pid for one in known.tree if tree.process(one.pid) is None}
     names = {*known.shared_memory, *(name for name in _familiar() if _openmp_owner(name) in numbers)}
     if names:
-        used = tree.shared_memory(one for pid in _pids() if (one := tree.process(pid)) is not None)
-        for name in sorted(names - used):
+        for name in sorted(names - _in_use()):
             path = _SHM / name
             try:
                 if path.is_symlink() or path.stat().st_uid != os.getuid():
@@ -235,8 +234,17 @@ def _familiar() -> list[str]:
     return sorted(path.name for path in _SHM.glob("*") if path.name.startswith(_FAMILIAR))
 
 
-def _pids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+def _abandoned() -> list[str]:
+    """Those of them that no living process uses."""
+    found = _familiar()
+    used = _in_use() if found else set()
+    return [name for name in found if name not in used]
+
+
+def _in_use() -> set[str]:
+    """Files under /dev/shm that somebody alive uses."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return tree.shared_memory(one for pid in pids if (one := tree.process(pid)) is not None)
 
 
 def _grace(run: Run) -> float:
