@@ -50,9 +50,7 @@ def test_an_effect_within_the_noise_is_refused():
 def test_two_processes_share_a_cell():
     with calibrate.replay(4, 4) as (port, _):
         endpoint = Endpoint(f"http://127.0.0.1:{port}", "replay")
-        cell = measure(
-            endpoint, fixed_prompts("a b", 1), RequestShape(10), concurrency=5, requests=11, processes=2
-        )
+        cell = measure(endpoint, fixed_prompts("a b", 1), RequestShape(10), concurrency=5, requests=11, processes=2)
         truth = requests.get(f"http://127.0.0.1:{port}/replay/truth", timeout=5).json()
     assert truth["requests"] == 12, "eleven and the warm-up"
     assert cell.requests["request"].to_pylist() == list(range(11))

@@ -4,7 +4,7 @@ On an undisturbed loopback one token is one segment, and a kernel stamp is right
 Behind this relay an event may come in pieces, several events in one segment, or late. The truth is then the
 moment at which the relay sent the byte that completes the event. ``python -m perfbook.rehearsal.replay_relay
 --to PORT --log FILE`` prints its port; when it is terminated it writes FILE: a ``.npy`` array of (token's own
-stamp, completing send time) in ns. """
+stamp, completing send time) in ns."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ from perfbook.stream.workload import Prompt, RequestShape
 class Answer:
     """What came back. ``token_count`` is the server's count, else the number of events; ``error`` is None for
     a success, else the error class, with ``detail``. Times are None without streaming.
-
     """
 
     text: str

@@ -54,7 +54,6 @@ class Cell:
         Client lag, memory, scheduling, and what was changed on the way (``notes``).
     reconciliation : list of dict
         Client against server, one row per quantity; empty when the server gave no metrics.
-
     """
 
     name: str
@@ -149,7 +148,6 @@ def _column(table: pa.Table, name: str, missing: float) -> Any:
 def with_reasons(cell: Cell, verdict: str, reasons: list[str]) -> Cell:
     """The same cell with further reasons (throttling seen by telemetry, a noise floor); the worse verdict
     stays.
-
     """
     order = ("valid", "suspect", "invalid")
     held: Mapping[str, Any] = cell.summary["validity"]

@@ -82,7 +82,6 @@ def channels(chunk: Chunk) -> tuple[str, str]:
     """Return (answer text, reasoning text) of the chunk, all choices joined.
 
     Tool calls count as answer. Servers that send the same reasoning under both names are not counted twice.
-
     """
     answer = reasoning = ""
     for choice in chunk.choices or ():

@@ -47,7 +47,6 @@ def record(
     ------
     ServerFailed
         The host cannot be resolved. A refused connection is a failed request, not an exception.
-
     """
     return HotLoop(
         endpoint,

@@ -51,7 +51,6 @@ def realtime_offset_ns() -> int:
 def kernel_ns(stamps: bytes | bytearray, offset_ns: int) -> NDArray[np.int64]:
     """Decode stored timespecs (16 bytes each) to CLOCK_MONOTONIC nanoseconds; -1 where the kernel gave
     none.
-
     """
     pairs = np.frombuffer(bytes(stamps), np.int64).reshape(-1, 2)
     wall = pairs[:, 0] * 1_000_000_000 + pairs[:, 1]

@@ -29,7 +29,6 @@ class Endpoint:
         Sent as a bearer token; never part of the repr.
     kind : {"chat", "completions"}
         Which of the two text endpoints.
-
     """
 
     base_url: str

@@ -17,7 +17,6 @@ import psutil
 class HostLoad:
     """``foreign_cores`` is the mean number of cores that other processes kept busy, None when it cannot be
     told (the server runs here but its processes are not visible). ``throttled`` counts CPU throttling events.
-
     """
 
     foreign_cores: float | None

@@ -101,7 +101,6 @@ def measure(
         Impossible arguments.
     ServerFailed
         The host name cannot be resolved.
-
     """
     _check(prompts, concurrency, requests, warmup, rate_per_s, processes)
     name = cell or f"c{concurrency}"

@@ -53,7 +53,6 @@ def _read(metrics: Metrics) -> Counters | None:
 def delta(before: Counters | None, after: Counters | None, name: str) -> float | None:
     """Growth of a counter over the cell; None when a reading is missing or the server restarted between
     them.
-
     """
     if before is None or after is None or name not in before or name not in after:
         return None

@@ -32,7 +32,6 @@ class Recorded:
         For each read, 16 bytes of kernel timespec; zeros where there was none.
     closed : bool
         The server closed the connection.
-
     """
 
     __slots__ = (
@@ -110,7 +109,6 @@ class Schedule:
     start_at_ns : callable, optional
         Called when all connections stand; returns the CLOCK_MONOTONIC ns at which to begin (processes that
         share a cell begin together).
-
     """
 
     concurrency: int

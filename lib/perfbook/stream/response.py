@@ -20,7 +20,6 @@ class HttpFraming:
     """Follows one response's framing through httptools without keeping its body.
 
     Informational (1xx) responses before the real one are passed over.
-
     """
 
     def __init__(self) -> None:
@@ -101,7 +100,6 @@ class Parsed:
         ``usage.completion_tokens`` of the event, -1 where it carried none.
     has_choices, finished : list of bool
         Whether the event held choices; whether one of them ended.
-
     """
 
     status: int | None = None
@@ -137,7 +135,6 @@ def parse(raw: bytes | bytearray, read_ends: Sequence[int], *, closed: bool = Fa
         For each read, the offset in ``raw`` just after its last byte; ascending.
     closed : bool
         Whether the server closed the connection after the last byte (ends a body without framing).
-
     """
     out = Parsed()
     http = HttpBody()

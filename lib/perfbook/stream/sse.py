@@ -39,7 +39,6 @@ class SseEvent(NamedTuple):
         Offset in the body just after the byte that completed the event.
     name : bytes
         The ``event:`` field, empty when there was none.
-
     """
 
     data: bytes
@@ -54,7 +53,6 @@ class SseParser:
     ----------
     max_event_bytes : int
         Raises ``EventTooLongError`` once an unfinished event holds more bytes than this.
-
     """
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
@@ -91,7 +89,6 @@ class SseParser:
 
         The grammar discards such an event; the caller decides, since a server that closes right after
         ``data: [DONE]`` did say that it was done.
-
         """
         lines = [*self._lines, *_LINE_END.split(bytes(self._pending))]
         return _dispatch(lines, self._base + len(self._pending), self._max)

@@ -63,7 +63,6 @@ EVENTS = pa.schema(
 class Asked:
     """What a request asked for: tokens of its prompt (before the chat template; None: unknown) and of its
     answer.
-
     """
 
     prompt_tokens: int | None
@@ -74,7 +73,6 @@ class Asked:
 class Tables:
     """The two tables, and how late the client was: user-space minus kernel time of each read, in ms (empty:
     no kernel times). ``clock_step_ms`` is what the wall clock jumped by during the cell.
-
     """
 
     requests: pa.Table
@@ -136,7 +134,6 @@ def tabulate(recording: Recording, asked: Sequence[Asked], cell: str) -> Tables:
     """Parse and time every response of a recording; ``asked[i]`` belongs to request ``i``.
 
     Latencies count from the scheduled start where there is one, so that waiting inside the client shows.
-
     """
     records = recording.responses
     step_ns = recording.offset_after_ns - recording.offset_before_ns

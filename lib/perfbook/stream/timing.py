@@ -73,7 +73,6 @@ class Times:
     """The times of a cell. Per request (length R) and per token event (length E); NaN where there is none.
 
     ``row`` gives each token event's row in ``Events``, ``position`` its place within the request, from 0.
-
     """
 
     ttft_ms: Floats
@@ -102,7 +101,6 @@ def measure_times(events: Events, start_ns: Ints, completion_tokens: Ints) -> Ti
         The instant that latencies count from.
     completion_tokens : array of int64, shape (R,)
         The last ``usage.completion_tokens`` of each response, -1 where it gave none.
-
     """
     count = len(start_ns)
     has_text = events.has_text
@@ -272,7 +270,6 @@ def _since(arrival_ns: Ints, row: Ints, start_ns: Ints) -> Floats:
 def distribution(values: Floats) -> dict[str, float | None]:
     """Mean, percentiles (linear interpolation) and extremes of the finite values; nulls when there are
     none.
-
     """
     finite = values[np.isfinite(values)]
     if not len(finite):
@@ -299,7 +296,6 @@ def plateau(start_ns: Ints, end_ns: Ints, concurrency: int) -> tuple[int, int] |
     -------
     (int, int) or None
         Nanoseconds; None when fewer than C requests ran or the window is empty.
-
     """
     if concurrency < 1 or len(start_ns) < concurrency:
         return None

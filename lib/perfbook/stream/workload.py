@@ -66,7 +66,6 @@ class RequestShape:
     continuous_usage : bool
         Ask for the token count with every event (vLLM). Servers that refuse the field get it left out in the
         warm-up.
-
     """
 
     output_tokens: int
@@ -197,7 +196,6 @@ def exact_prompts(
     ------
     BadInput
         When a length cannot be met with this tokenizer.
-
     """
     lengths = [tokens] * count if isinstance(tokens, int) else list(tokens)
     if len(lengths) != count or any(n < 1 for n in lengths):
@@ -222,7 +220,6 @@ def exact_prompts(
 def _start(text: str) -> str:
     """What must differ between two prompts, so that no cache block is shared (blocks hold 16 tokens or
     more).
-
     """
     return " ".join(text.split(" ", 4)[:4])
 
@@ -255,7 +252,6 @@ def _fit(tokenizer: Tokenizer, n: int, rng: random.Random) -> str | None:
 def draw_lengths(spec: int | Mapping[str, Sequence[float]], count: int, seed: int) -> list[int]:
     """Draw lengths: ``128``, ``{"uniform": [64, 256]}`` or ``{"lognormal": [median, sigma]}``; at least 1
     each.
-
     """
     if isinstance(spec, int):
         return [spec] * count
