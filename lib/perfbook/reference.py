@@ -20,8 +20,8 @@ from perfbook.params import Variant
 _HEAD = """# Parameter files
 
 One YAML file per model variant, under `params/`. Every key is listed here with its default; only `variant` and
-`server` are required. Unknown keys, wrong types and impossible values are refused before anything starts, with the line and the
-nearest valid key. `--set section.key=value` overrides one from the command line.
+`server` are required. Unknown keys, wrong types and impossible values are refused before anything starts, with
+the line and the nearest valid key. `--set section.key=value` overrides one from the command line.
 
 This page is written from the code: `python -m perfbook.reference > docs/parameters.md`.
 """
