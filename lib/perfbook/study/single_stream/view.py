@@ -144,7 +144,8 @@ def conclude(desk: Desk, result: SingleStream) -> Verdict:
         )
     if result.drift.detected or result.warm_up.over is False:
         unsteady = result.drift.sentence if result.drift.detected else result.warm_up.sentence
-        desk.find("not_steady", drift=unsteady.rstrip("."), evidence=f"{result.drift.n} requests", records=[record])
+        evidence = f"TPOT over the median of its length, {result.drift.n} requests in order: {unsteady}"
+        desk.find("not_steady", evidence=evidence, records=[record])
     return desk.conclude(
         f"One stream decodes at {decode} (TPOT {quantity(longest.tpot.value, 'ms')} over {longest.tokens} tokens), "
         f"after {quantity(result.ttft.value, 'ms')} to the first token; "
