@@ -29,7 +29,7 @@ test-all: setup-test  ## everything, the long tests too
 	@$(BIN)/pytest
 
 bench: setup-test  ## perfbook against its peers
-	@$(BIN)/python -m bench
+	@for each in bench/*.py; do $(BIN)/python -m "bench.$$(basename "$$each" .py)" || exit 1; done
 
 lab: setup  ## JupyterLab on the notebooks, for this machine only
 	@$(BIN)/jupyter lab --ip=127.0.0.1 notebooks
