@@ -46,7 +46,7 @@ LOAD = ["load", "--base-url", "http://127.0.0.1:9", "--model", "m", "--requests"
         (["report", "nowhere"], 2, "nowhere: not a run's folder"),
         ([*LOAD, "--concurrency", "1,x"], 2, "--concurrency '1,x': write whole numbers with commas"),
         ([*LOAD, "--concurrency", "0"], 2, "each must be at least 1"),
-        ([*LOAD, "--concurrency", "1", "--api-key-env", "PB_NO_SUCH"], 2, "--api-key-env: the variable PB_NO_SUCH is not set"),
+        ([*LOAD, "--concurrency", "1", "--api-key-env", "PB_NO_SUCH"], 2, "the variable PB_NO_SUCH is not set"),
     ],
 )
 def test_bad_input_is_one_line(
