@@ -78,9 +78,7 @@ def test_every_key_of_a_parameter_file_is_declared_somewhere() -> None:
     declared = {name for path in NOTEBOOKS for name in read_notebook(path).declares}
     written = set()
     for path in paths.params().glob("*.yaml"):
-        written |= {
-            line.split(":")[0] for line in path.read_text().splitlines() if re.match(r"[a-z_]+:", line)
-        }
+        written |= {line.split(":")[0] for line in path.read_text().splitlines() if re.match(r"[a-z_]+:", line)}
     assert written <= declared
 
 

@@ -96,8 +96,7 @@ def test_set_overrides_and_is_validated(tmp_path: Path) -> None:
         ),
         (
             "variant: v\nserver:\n  base_url: http://me:secret@h/\n",
-            "demo.yaml:2: server: base_url carries credentials; "
-            "put the key in a variable and name it in api_key_env",
+            "demo.yaml:2: server: base_url carries credentials; put the key in a variable and name it in api_key_env",
         ),
         (
             GOOD.replace("A: 1", "HF_TOKEN: hf_abc"),

@@ -21,9 +21,7 @@ def variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Variant:
 
 def test_json_lines_hold_plain_values(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
-    jsonl.append(
-        path, {"a": np.float64(1.5), "b": float("nan"), "c": (1, 2), "d": np.array([1, 2]), "e": "ü"}
-    )
+    jsonl.append(path, {"a": np.float64(1.5), "b": float("nan"), "c": (1, 2), "d": np.array([1, 2]), "e": "ü"})
     assert path.read_text() == '{"a": 1.5, "b": null, "c": [1, 2], "d": [1, 2], "e": "ü"}\n'
 
 

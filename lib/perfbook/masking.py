@@ -13,7 +13,7 @@ MASKED = "***"
 _SECRET = re.compile(r"apikey|key|token|secret|passw(or)?d|passphrase|credentials?|auth|authorization|bearer|cookie")
 #: Names with such a word whose values are no secrets: counts, and the name of the variable that holds a key.
 _HARMLESS = re.compile(
-    r"(max|min|num|new|total|batched|output|prompt)_\w*token|token_(per|count)|key_(cache|value)|_env$", re.I
+    r"(max|min|num|new|total|batched|output|prompt)_\w*token|token_(per|count)|per_token|key_(cache|value)|_env$", re.I
 )
 
 

@@ -16,9 +16,7 @@ _MARKERS = ("pyproject.toml", "notebooks", "params")
 def repository() -> Path:
     """The checkout: ``PERFBOOK_HOME`` when set, else the one this package is installed from, else one above here."""
     named = os.environ.get("PERFBOOK_HOME")
-    candidates = (
-        [Path(named)] if named else [Path(__file__).resolve().parents[2], Path.cwd(), *Path.cwd().parents]
-    )
+    candidates = [Path(named)] if named else [Path(__file__).resolve().parents[2], Path.cwd(), *Path.cwd().parents]
     for candidate in candidates:
         if all((candidate / marker).exists() for marker in _MARKERS):
             return candidate.resolve()

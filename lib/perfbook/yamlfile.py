@@ -66,9 +66,7 @@ def read_yaml(path: Path) -> Document:
         raise BadInput(f"{path}: cannot be read ({error.strerror})") from None
     values, lines = _parse(text, str(path))
     if not isinstance(values, dict):
-        raise BadInput(
-            f"{path}: holds {type(values).__name__}, not keys with values; start from params/template.yaml"
-        )
+        raise BadInput(f"{path}: holds {type(values).__name__}, not keys with values; start from params/template.yaml")
     return Document(values, str(path), lines)
 
 
@@ -118,9 +116,7 @@ def _check_plain(value: Any, path: KeyPath, document: Document) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise BadInput(
-                    f"{document.where((*path, str(key)))}: key {key!r} is not text; put it in quotes"
-                )
+                raise BadInput(f"{document.where((*path, str(key)))}: key {key!r} is not text; put it in quotes")
             _check_plain(item, (*path, key), document)
     elif isinstance(value, list):
         for index, item in enumerate(value):

@@ -53,9 +53,7 @@ def gpus() -> list[Gpu]:
             pids: tuple[int, ...] = ()
             with suppress(nvml.NVMLError):
                 pids = tuple(sorted(one.pid for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle)))
-            found.append(
-                Gpu(index, _text(nvml.nvmlDeviceGetName(handle)), memory.total, memory.used, capability, pids)
-            )
+            found.append(Gpu(index, _text(nvml.nvmlDeviceGetName(handle)), memory.total, memory.used, capability, pids))
         return found
 
 
