@@ -48,11 +48,14 @@ def run(
     allow_commands: Annotated[
         bool, typer.Option("--allow-commands", help="Allow on_end and server.commands of the parameter file.")
     ] = False,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="A stand-in serves, by the file's law; measures no hardware.")
+    ] = False,
 ) -> int:
     """Run the notebooks for each variant and write the report."""
     from perfbook.batch.campaign import Options, run_campaign
 
-    options = Options(only.split(","), overrides or (), resume, keep_server, force, allow_commands)
+    options = Options(only.split(","), overrides or (), resume, keep_server, force, allow_commands, rehearse)
     return run_campaign(params, options)
 
 

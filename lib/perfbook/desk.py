@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from typing import Any
 from perfbook import paths
 from perfbook.errors import BadInput, OutOfOrder, ServerFailed
 from perfbook.figures import Figure
+from perfbook.hardware import Hardware, hardware_of
 from perfbook.params import Variant, load_variant, make_variant
 from perfbook.progress import Progress
 from perfbook.record import findings, summary, tables
 from perfbook.record.lock import host_lock
-from perfbook.record.provenance import collect
 from perfbook.record.run import Run
+from perfbook.rehearsal.law import law_of
 from perfbook.report import results
 from perfbook.server import process
 from perfbook.server.launch import local_model
@@ -72,6 +74,11 @@ class Desk:
     run: Run
     _handle: ServerHandle | None = field(default=None, repr=False)
     _tokenizer: Tokenizer | None = field(default=None, repr=False)
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """Where numbers come from that no server gives: this machine, or the law of a rehearsal."""
+        return hardware_of(self.run)
 
     def server(self) -> ServerHandle:
         """The server of this run: attached, found running, or started (and then recorded).
@@ -126,6 +133,8 @@ class Desk:
         return exact_prompts(self._tokenizer, tokens, count, seed)
 
     def _find_tokenizer(self) -> Tokenizer | None:
+        if self.run.rehearsed:
+            return ServerTokenizer.find(self.endpoint())  # the stand-in counts its own tokens, whatever the model's
         model = self.variant.server.model and local_model(self.variant.server.model)
         if isinstance(model, Path):
             return LocalTokenizer(model)
@@ -209,8 +218,8 @@ def open_desk(notebook: str, variant: str, run: str | None = None, **sections: A
     variant : str
         Name of the variant; ``params/<variant>.yaml`` gives every section that is not passed here.
     run : str, optional
-        Folder of an existing run. None: the latest run of the variant; ``01_deploy`` starts a new one unless the
-        latest one's server is still up; other notebooks start one where there is none.
+        Folder of an existing run, of a rehearsal too. None: the latest measured run of the variant; ``01_deploy``
+        starts a new one unless the latest one's server is still up; other notebooks start one where there is none.
     **sections
         Top-level keys of a parameter file (``server={…}``, ``sweep={…}``); None means "as the file says".
 
@@ -228,8 +237,10 @@ def open_desk(notebook: str, variant: str, run: str | None = None, **sections: A
     checked = _merge(variant, given, opened, named=run is not None)
     if opened is None:
         opened = Run.start(checked)
-        opened.write_header({"provenance": collect(checked)})
+        opened.write_header({"provenance": hardware_of(opened).provenance(checked)})
     else:
+        if opened.rehearsed:
+            law_of(checked)  # a section passed here must not attach a rehearsal to a real server
         opened.write_header({}, checked)
     opened.begin(notebook)
     return Desk(notebook, checked, opened)

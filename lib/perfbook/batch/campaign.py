@@ -21,11 +21,12 @@ from perfbook.batch.execute import Outcome, execute
 from perfbook.batch.sequence import Notebook, select, sequence
 from perfbook.batch.terminal import Terminal
 from perfbook.errors import BadInput, PerfbookError
+from perfbook.hardware import hardware_of
 from perfbook.params import Variant, load_variant
 from perfbook.record import summary
 from perfbook.record.lock import host_lock
-from perfbook.record.provenance import collect
 from perfbook.record.run import Run, now_utc
+from perfbook.rehearsal.law import law_of
 from perfbook.report import html, index, results
 from perfbook.server import process
 
@@ -37,7 +38,8 @@ class Options:
     """What the command line says beside the parameter files.
 
     ``only`` names notebooks by number or name; ``resume`` goes on with the latest run of the variant; ``force``
-    measures although the answers are wrong; ``keep_server`` leaves it running at the end.
+    measures although the answers are wrong; ``keep_server`` leaves it running at the end; ``rehearse`` lets a stand-in
+    serve that obeys the file's law.
     """
 
     only: Sequence[str] = ()
@@ -46,6 +48,7 @@ class Options:
     keep_server: bool = False
     force: bool = False
     allow_commands: bool = False
+    rehearse: bool = False
 
 
 @dataclass
@@ -76,6 +79,8 @@ def run_campaign(files: Sequence[Path], options: Options, terminal: Terminal | N
     variants = [load_variant(path, options.overrides) for path in files]
     notebooks = select(sequence(), options.only)
     for variant in variants:
+        if options.rehearse:
+            law_of(variant)
         if variant.on_end and not options.allow_commands:
             raise BadInput(f"{variant.variant}: on_end would run {variant.on_end}: allow it with --allow-commands")
     done: list[Result] = []
@@ -103,9 +108,11 @@ def _run_variant(
     variant: Variant, notebooks: Sequence[Notebook], options: Options, terminal: Terminal, result: Result
 ) -> bool:
     """One variant; returns whether it was interrupted."""
-    run = (Run.latest(variant.variant) if options.resume else None) or Run.start(variant)
+    found = Run.latest(variant.variant, rehearsed=options.rehearse) if options.resume else None
+    run = found or Run.start(variant, rehearsed=options.rehearse)
     result.run = run
-    run.write_header({"provenance": collect(variant), "finished": None, "batch": _me(options.keep_server)}, variant)
+    known = hardware_of(run).provenance(variant)
+    run.write_header({"provenance": known, "finished": None, "batch": _me(options.keep_server)}, variant)
     terminal.start(run, [notebook.name for notebook in notebooks])
     interrupted = False
     try:
@@ -116,7 +123,7 @@ def _run_variant(
     finally:
         with _undisturbed():
             if not options.keep_server and variant.server.base_url is None:
-                terminal.note(str(process.stop(run)))
+                terminal.note(str(process.stop(run)).splitlines()[0])
             run.write_header({"finished": now_utc()})
             result.report = finish(run)
     if variant.on_end:

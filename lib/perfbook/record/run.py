@@ -21,6 +21,7 @@ from perfbook.record import jsonl
 
 SCHEMA = 1
 ATTEMPT = "attempt"
+LATEST, LATEST_REHEARSAL = "latest", "latest-rehearsal"
 
 
 def now_utc() -> str:
@@ -36,7 +37,10 @@ class Run:
 
     @classmethod
     def start(cls, variant: Variant, *, rehearsed: bool = False) -> Run:
-        """Create the folder, write its parameters, and point ``latest`` at it."""
+        """Create the folder, write its parameters (of a rehearsal its law too), and point ``latest`` at it.
+
+        A rehearsal gets a pointer of its own, ``latest-rehearsal``: nobody goes on measuring in one by mistake.
+        """
         parent = paths.outputs() / variant.variant
         parent.mkdir(parents=True, exist_ok=True)
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -50,24 +54,30 @@ class Run:
         run = cls(path)
         for folder in ("notebooks", "figures", "traces"):
             (path / folder).mkdir()
+        if rehearsed:
+            jsonl.write_atomically(run.law_path, json.dumps(variant.rehearsal, indent=1, ensure_ascii=False) + "\n")
         run.write_header({"schema": SCHEMA, "started": now_utc(), "rehearsed": rehearsed}, variant)
-        _point_latest(parent, path)
+        _point(parent / (LATEST_REHEARSAL if rehearsed else LATEST), path)
         return run
 
     @classmethod
-    def latest(cls, variant_name: str) -> Run | None:
-        """The newest run of a variant, or None."""
+    def latest(cls, variant_name: str, *, rehearsed: bool = False) -> Run | None:
+        """The newest run of a variant, of those that were measured or of those that were rehearsed; or None."""
         parent = paths.outputs() / variant_name
         found = sorted(path.parent for path in parent.glob("*/run.json") if not path.parent.is_symlink())
-        return cls(found[-1]) if found else None
+        return next((run for run in map(cls, reversed(found)) if run.rehearsed is rehearsed), None)
 
     @classmethod
     def open(cls, path: Path | str) -> Run:
-        """An existing run, by its folder (``outputs/<variant>/latest`` too) or by a variant's name."""
-        folder = Path(path)
-        if not (folder / "run.json").is_file():
-            inside = paths.outputs() / str(path)
-            folder = inside if (inside / "run.json").is_file() else inside / "latest"
+        """An existing run, by its folder (``outputs/<variant>/latest`` too) or by a variant's name.
+
+        A name stands for the variant's latest measured run, and for its latest rehearsal where nothing was measured.
+        """
+        folder, inside = Path(path), paths.outputs() / str(path)
+        for candidate in (folder, inside, inside / LATEST, inside / LATEST_REHEARSAL):
+            if (candidate / "run.json").is_file():
+                folder = candidate
+                break
         if not (folder / "run.json").is_file():
             raise BadInput(f"{path}: not a run's folder (no run.json); runs lie under outputs/<variant>/")
         return cls(folder.resolve())
@@ -98,6 +108,11 @@ class Run:
     def rehearsed(self) -> bool:
         """Whether the numbers come from the stand-in."""
         return bool(self.header.get("rehearsed"))
+
+    @property
+    def law_path(self) -> Path:
+        """The law that the stand-in of a rehearsal obeys: fixed when the run starts, for every launch."""
+        return self.path / "law.json"
 
     @property
     def variant(self) -> Variant:
@@ -166,9 +181,7 @@ class Run:
             current.pop(slot, None)
             current[slot] = record
         return [
-            record
-            for (who, what, _), record in current.items()
-            if kind in (None, what) and notebook in (None, who)
+            record for (who, what, _), record in current.items() if kind in (None, what) and notebook in (None, who)
         ]
 
     def record(self, kind: str) -> dict[str, Any] | None:
@@ -184,9 +197,9 @@ class Run:
         return found
 
 
-def _point_latest(parent: Path, path: Path) -> None:
-    """Replace the ``latest`` symlink in one step."""
-    temporary = parent / f".latest.{path.name}"
+def _point(link: Path, path: Path) -> None:
+    """Replace a symlink in one step."""
+    temporary = link.with_name(f".{link.name}.{path.name}")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(path.name, target_is_directory=True)
-    temporary.replace(parent / "latest")
+    temporary.replace(link)

@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from perfbook.errors import BadInput
+from perfbook.params import Variant
 from perfbook.yamlfile import read_yaml
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -60,6 +61,9 @@ class Model(Section):
     architecture: str = Field(default="LlamaForCausalLM", description="class name in the log")
     layers: Count = 61
     hidden_size: Count = 7168
+    config: dict[str, Any] = Field(default={}, description="further values of its config.json, for the floor")
+    dense_gb: NotNegative = Field(default=0.0, description="weights that every step reads, all ranks; 0: not known")
+    expert_gb: NotNegative = Field(default=0.0, description="all routed experts")
     tensor_parallel: Count = 8
     max_model_len: Count = 131072
     dtype: str = "bfloat16"
@@ -268,6 +272,21 @@ def make_law(values: Mapping[str, Any], origin: str) -> Law:
         key = ".".join(str(part) for part in first["loc"]) or "law"
         reason = first["msg"].removeprefix("Value error, ")
         raise BadInput(f"{origin}: {key}: {reason[:1].lower()}{reason[1:]}") from None
+
+
+def law_of(variant: Variant) -> Law:
+    """The law in a variant's ``rehearsal:`` section.
+
+    Raises
+    ------
+    BadInput
+        There is none, it is not valid, or the variant attaches to a server, for which nothing can stand in.
+    """
+    if variant.server.model is None:
+        raise BadInput(f"{variant.variant}: server.base_url attaches to a server; to rehearse, name a server.model")
+    if not variant.rehearsal:
+        raise BadInput(f"{variant.variant}: nothing to rehearse with: the file has no rehearsal: section (a law)")
+    return make_law(variant.rehearsal, f"{variant.variant}: rehearsal")
 
 
 def load_law(path: Path) -> Law:

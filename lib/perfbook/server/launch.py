@@ -44,6 +44,12 @@ def entry_point() -> list[str]:
     )
 
 
+def stand_in(law: Path, launch: int) -> list[str]:
+    """How the stand-in of a rehearsal is started; `launch` seeds its launch-to-launch variation."""
+    words = ["perfbook.rehearsal.server", "--law", str(law), "--launch", str(launch), "--model"]
+    return [sys.executable, "-P", "-m", *words]
+
+
 def local_model(model: str) -> Path | str:
     """A folder for an embedded or local model, the name for one that the hub has.
 
@@ -101,6 +107,7 @@ def build_command(
     model: Path | str,
     traces: Path,
     extra_args: Mapping[str, Any] | None = None,
+    entry: Sequence[str] | None = None,
 ) -> list[str]:
     """The argument list that starts a variant's server, with the profiler armed.
 
@@ -116,6 +123,8 @@ def build_command(
         Absolute folder for the profiler's files.
     extra_args : mapping, optional
         Options on top of ``server.args``, such as a tuning setting; ``None`` takes one away.
+    entry : sequence of str, optional
+        What is started instead of the installed vLLM, such as :func:`stand_in`.
 
     Raises
     ------
@@ -130,7 +139,7 @@ def build_command(
             raise BadInput(f"server.args.{key}: set {instead} instead")
     merged["profiler-config"] = _profiler(merged.get("profiler-config"), traces)
     return [
-        *entry_point(),
+        *(entry_point() if entry is None else entry),
         str(model),
         "--host",
         server.host,

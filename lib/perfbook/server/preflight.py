@@ -39,6 +39,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def check(
     variant: Variant,
     *,
+    rehearsed: bool = False,
     extra_args: Mapping[str, Any] | None = None,
     extra_env: Mapping[str, str] | None = None,
 ) -> list[Problem]:
@@ -48,15 +49,19 @@ def check(
     ----------
     variant : Variant
         What would be started or attached to.
+    rehearsed : bool
+        A stand-in will be started in its place: what needs the model's files or the devices is skipped.
     extra_args, extra_env : mapping, optional
         A setting to try on top, as in :func:`perfbook.server.process.start`.
     """
     server = variant.server
-    found = (
-        list(_attached(server))
-        if server.base_url is not None
-        else [*_owned(variant, {**server.args, **(extra_args or {})}, own_environment(variant, extra_env))]
-    )
+    args, environment = {**server.args, **(extra_args or {})}, own_environment(variant, extra_env)
+    if server.base_url is not None:
+        found = list(_attached(server))
+    elif rehearsed:
+        found = list(_rehearsed(variant, args, environment))
+    else:
+        found = list(_owned(variant, args, environment))
     found += _commands(variant)
     order = {"error": 0, "warning": 1, "skipped": 2}
     return sorted(found, key=lambda problem: order[problem.level])
@@ -65,6 +70,7 @@ def check(
 def require(
     variant: Variant,
     *,
+    rehearsed: bool = False,
     extra_args: Mapping[str, Any] | None = None,
     extra_env: Mapping[str, str] | None = None,
 ) -> list[Problem]:
@@ -75,7 +81,7 @@ def require(
     BadInput
         The first error in one line, and how many more there are.
     """
-    problems = check(variant, extra_args=extra_args, extra_env=extra_env)
+    problems = check(variant, rehearsed=rehearsed, extra_args=extra_args, extra_env=extra_env)
     errors = [problem for problem in problems if problem.level == "error"]
     if errors:
         more = f" (and {len(errors) - 1} more: perfbook check lists them)" if len(errors) > 1 else ""
@@ -100,10 +106,8 @@ def render_text(problems: Sequence[Problem]) -> str:
 def _owned(variant: Variant, args: dict[str, Any], environment: dict[str, str]) -> Iterator[Problem]:
     server = variant.server
     dashed = {key.lstrip("-").replace("_", "-"): value for key, value in args.items()}
-    try:
-        build_command(variant, port=1, model="-", traces=Path("/"), extra_args=args)
-    except BadInput as error:
-        yield Problem("error", "an option has its own key", "server.args", str(error), "move it there")
+    if misplaced := _misplaced(variant, args):
+        yield misplaced
         return
     assert server.model is not None
     gpus = _visible(environment)
@@ -133,6 +137,29 @@ def _owned(variant: Variant, args: dict[str, Any], environment: dict[str, str]) 
     yield from _devices(gpus, dashed)
     yield from _pointed_out(server, dashed, environment)
     yield from _disk()
+
+
+def _rehearsed(variant: Variant, args: dict[str, Any], environment: dict[str, str]) -> Iterator[Problem]:
+    """What a stand-in's launch can fail at, and what only the machine itself will tell."""
+    if misplaced := _misplaced(variant, args):
+        yield misplaced
+        return
+    yield from _engine(variant, args, environment, None, 0)
+    yield from _disk()
+    for what, where in (
+        ("the model's files", "server.model"),
+        ("GPUs, memory and who holds them", "devices"),
+        (f"port {variant.server.port} of {variant.server.host}", "server.port"),
+    ):
+        yield Problem("skipped", what, where, "a rehearsal does not need them", "perfbook check, on the machine itself")
+
+
+def _misplaced(variant: Variant, args: dict[str, Any]) -> Problem | None:
+    try:
+        build_command(variant, port=1, model="-", traces=Path("/"), extra_args=args)
+    except BadInput as error:
+        return Problem("error", "an option has its own key", "server.args", str(error), "move it there")
+    return None
 
 
 def _engine(

@@ -26,7 +26,7 @@ from perfbook.server import ports, preflight, state, tree
 from perfbook.server.endpoints import Endpoints
 from perfbook.server.handle import ServerHandle, api_key, handle_of
 from perfbook.server.interrupts import Interrupts
-from perfbook.server.launch import build_command, build_environment, local_model, own_environment
+from perfbook.server.launch import build_command, build_environment, local_model, own_environment, stand_in
 from perfbook.server.loading import Loading
 from perfbook.server.log import first_error
 from perfbook.server.state import ServerState
@@ -45,7 +45,7 @@ def start(
     extra_args: Mapping[str, Any] | None = None,
     extra_env: Mapping[str, str] | None = None,
 ) -> ServerHandle:
-    """Start a variant's server and wait until it serves the model.
+    """Start a variant's server, in a rehearsal its stand-in, and wait until it serves the model.
 
     Parameters
     ----------
@@ -76,14 +76,20 @@ def start(
     left = stop_run(run)
     if not left.clean:
         raise ServerFailed(f"{run.name}: its last server could not be removed: {', '.join(left.left)}")
-    preflight.require(variant, extra_args=extra_args, extra_env=extra_env)
-    model = local_model(server.model)
-    port = _port(server.host, server.port)
-    command = build_command(variant, port=port, model=model, traces=run.path / "traces", extra_args=extra_args)
+    preflight.require(variant, rehearsed=run.rehearsed, extra_args=extra_args, extra_env=extra_env)
+    log = _next_log(run.path)
+    entry, model = None, server.model if run.rehearsed else local_model(server.model)
+    if run.rehearsed:  # the stand-in serves loopback only, and another program may have the port on this machine
+        variant = variant.model_copy(update={"server": server.model_copy(update={"host": "127.0.0.1", "port": 0})})
+        entry = stand_in(run.law_path, int(log.stem.rpartition("-")[2]))
+    port = _port(variant.server.host, variant.server.port)
+    command = build_command(
+        variant, port=port, model=model, traces=run.path / "traces", extra_args=extra_args, entry=entry
+    )
     with Interrupts() as interrupts:
-        launch = _Launch(variant, run, port, progress or _silent, interrupts)
+        launch = _Launch(variant, run, port, log, progress or _silent, interrupts)
         try:
-            launch.spawn(command, extra_env)
+            launch.spawn(command, extra_env, local=isinstance(model, Path))
             launch.wait()
             interrupts.raise_if_any()
         except BaseException as error:
@@ -99,13 +105,13 @@ class _Launch:
     """One launch, from the command to the answer; what is known of it grows on the way."""
 
     def __init__(
-        self, variant: Variant, run: Run, port: int, say: Callable[[str], None], interrupts: Interrupts
+        self, variant: Variant, run: Run, port: int, log: Path, say: Callable[[str], None], interrupts: Interrupts
     ) -> None:
         self.variant = variant
         self.run = run
         self.say = say
         self.interrupts = interrupts
-        self.log = _next_log(run.path)
+        self.log = log
         mark = secrets.token_hex(8)
         self.known = ServerState(
             mark=mark,
@@ -122,7 +128,7 @@ class _Launch:
             started=now_utc(),
         )
 
-    def spawn(self, command: list[str], extra_env: Mapping[str, str] | None) -> None:
+    def spawn(self, command: list[str], extra_env: Mapping[str, str] | None, *, local: bool) -> None:
         """Start the process; ``server.json`` is written before and after, so that nobody is ever lost."""
         tmpdir = Path(self.known.tmpdir)
         tmpdir.mkdir(mode=0o700)
@@ -134,7 +140,7 @@ class _Launch:
             self.variant,
             tmpdir=tmpdir,
             mark=self.known.mark,
-            local=isinstance(local_model(self.variant.server.model or ""), Path),
+            local=local,
             extra_env=extra_env,
         )
         with self.log.open("xb") as output:

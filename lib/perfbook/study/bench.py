@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from perfbook import micro
-from perfbook.ceiling import ModelShape, checkpoint_tensors, model_shape
+from perfbook.ceiling import ModelShape, model_shape
 from perfbook.desk import Desk
-from perfbook.errors import BadInput, MeasurementFailed, PerfbookError, ServerFailed
+from perfbook.errors import MeasurementFailed, PerfbookError, ServerFailed
+from perfbook.hardware import Hardware, ThisMachine
 from perfbook.params import Variant
-from perfbook.record import devices
 from perfbook.report.table import Column, Table
 from perfbook.server import process
-from perfbook.server.launch import local_model, own_environment
+from perfbook.server.launch import own_environment
 from perfbook.units import byte_size
 
 DTYPE_BYTES = 2  # bfloat16 and float16, in which activations are summed over the ranks
@@ -45,7 +43,7 @@ class Served:
     unknown: str = ""
 
 
-def served_model(variant: Variant) -> Served:
+def served_model(variant: Variant, hardware: Hardware | None = None) -> Served:
     """Read ``config.json`` and the headers of the checkpoint; what the parameters state wins."""
     args = {key.lstrip("-").replace("_", "-"): value for key, value in variant.server.args.items()}
     asked = args.get("tensor-parallel-size", args.get("tp", 1))
@@ -53,11 +51,10 @@ def served_model(variant: Variant) -> Served:
     config: dict[str, Any] = {}
     shape, unknown = ModelShape(expert_bytes=None, expert_params=None), ""
     try:
-        folder = _folder(variant)
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config, tensors = (hardware or ThisMachine()).checkpoint(variant)
         shape = model_shape(
             config,
-            checkpoint_tensors(folder),
+            tensors,
             float_bytes=4 if args.get("dtype") in ("float32", "float") else 2,
             kv_dtype_bytes=1 if str(args.get("kv-cache-dtype", "")).startswith("fp8") else 2,
         )
@@ -71,28 +68,10 @@ def served_model(variant: Variant) -> Served:
     return Served(shape, config, ranks, unknown)
 
 
-def _folder(variant: Variant) -> Path:
-    if variant.server.model is None:
-        raise BadInput("the server was not started here, so its checkpoint is not known")
-    model = local_model(variant.server.model)
-    if isinstance(model, Path):
-        if model.is_dir():
-            return model
-        raise BadInput(f"{model.name} is one file: its tensors are not read")
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(model, "config.json")
-    if not isinstance(found, str):
-        raise BadInput(f"{model} is not on this disk")
-    return Path(found).parent
-
-
 def refusal(desk: Desk) -> str:
     """Why nothing may be measured on the devices now; empty when it may. An idle server only takes memory."""
     if desk.variant.server.base_url is not None:
         return "the server was not started here: its devices are its owner's"
-    if desk.run.rehearsed:
-        return "a rehearsal measures no hardware"
     handle = process.find(desk.run)
     ours = set() if handle is None or handle.pid is None else {handle.pid}
     if handle is not None:
@@ -102,7 +81,7 @@ def refusal(desk: Desk) -> str:
             return f"whether the server is idle cannot be told ({error})"
         if running:
             return f"the server is answering {running:g} requests: measure when it is idle"
-    foreign = {pid for gpu in devices.gpus() for pid in gpu.holders}
+    foreign = {pid for gpu in desk.hardware.gpus() for pid in gpu.holders}
     if not ours and foreign:
         return f"the GPUs are in use by process {', '.join(map(str, sorted(foreign)))}, which is not ours"
     return ""
@@ -116,7 +95,7 @@ def measure(desk: Desk, served: Served) -> micro.DeviceBench | str:
     beside = process.find(desk.run) is not None
     try:
         with desk.measuring():
-            bench = micro.measure_device(
+            bench = desk.hardware.measure_device(
                 micro.gemm_shapes(served.config, served.ranks),
                 tokens,
                 weight_bytes=served.shape.dense_bytes and served.shape.dense_bytes / served.ranks,

@@ -72,7 +72,7 @@ def measure(desk: Desk, progress: Callable[[str], None]) -> micro.DeviceBench | 
     if found is not None:
         return found
     progress("memory bandwidth and matrix products")
-    return bench.measure(desk, bench.served_model(desk.variant))
+    return bench.measure(desk, bench.served_model(desk.variant, desk.hardware))
 
 
 def operating_points(cells: Sequence[CellRecord]) -> list[Operating]:
@@ -119,7 +119,7 @@ def compute(desk: Desk, measured: micro.DeviceBench | str) -> Study:
     points = operating_points([*desk.run.records("single_stream_cell"), *desk.run.records("sweep_cell")])
     if not points:
         raise OutOfOrder(f"{desk.run.name} has no measured TPOT yet: run 03_single_stream or 04_sweep first")
-    served = bench.served_model(desk.variant)
+    served = bench.served_model(desk.variant, desk.hardware)
     known = None if isinstance(measured, str) else measured
     count, source = bench.all_reduce_count(desk, served)
     machines = [

@@ -23,7 +23,7 @@ FIRST_REQUEST = "01_deploy/first"
 
 def check(desk: Desk) -> Table:
     """What would fail, before it does; an error stops the notebook before any weights are loaded."""
-    problems = preflight.require(desk.variant)
+    problems = preflight.require(desk.variant, rehearsed=desk.run.rehearsed)
     rows = [(p.level, p.what, p.where, p.why, p.do) for p in problems]
     return Table(["level", "what", "where", "why", "do"], rows, caption=f"Preflight: {len(rows)} remarks, no error")
 

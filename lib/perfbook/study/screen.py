@@ -81,6 +81,7 @@ def screen(
     message_bytes: Sequence[int],
     ranks: int,
     *,
+    reduce: Callable[..., AllReduce] = all_reduce,
     backend: str,
     env: Mapping[str, str] | None = None,
     baseline_bytes: Sequence[int] = (),
@@ -97,6 +98,8 @@ def screen(
         Name → environment variables on top of `env`.
     message_bytes : sequence of int
         The decode sizes.
+    reduce : callable
+        The benchmark.
     ranks, backend, timeout_s
         As in :func:`perfbook.micro.all_reduce`.
     env : mapping, optional
@@ -121,7 +124,7 @@ def screen(
                 continue
             progress(f"all-reduce, round {turn + 1} of {rounds}: {name}")
             more = baseline_bytes if name == BASELINE and turn == 0 else ()
-            reading = all_reduce(
+            reading = reduce(
                 [*message_bytes, *more], ranks, backend=backend, timeout_s=timeout_s,
                 env={**(env or {}), **settings.get(name, {})},
             )  # fmt: skip

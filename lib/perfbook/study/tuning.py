@@ -16,7 +16,6 @@ from perfbook.desk import Desk, Verdict
 from perfbook.figures.cells import statistic
 from perfbook.micro import AllReduce, DeviceBench
 from perfbook.params import Setting
-from perfbook.record import devices
 from perfbook.report.table import Column, Table
 from perfbook.server import process
 from perfbook.server.launch import option_words, own_environment
@@ -82,7 +81,7 @@ def describe(setting: Setting) -> str:
 
 def no_screen(desk: Desk, served: Served) -> str:
     """Why the all-reduce cannot be screened here; empty when it can."""
-    gpus = len(devices.gpus())
+    gpus = len(desk.hardware.gpus())
     if desk.variant.server.base_url is not None:
         return "the server was not started here: its devices are its owner's"
     if served.ranks == 1:
@@ -109,7 +108,7 @@ def measure_devices(desk: Desk, progress: Callable[[str], None]) -> Screening:
     An idle server does not disturb bandwidth and products; it is stopped for the all-reduce screen, whose ranks need
     the GPUs' memory, and where settings are relaunched afterwards anyway.
     """
-    served = bench.served_model(desk.variant)
+    served = bench.served_model(desk.variant, desk.hardware)
     reason = no_screen(desk, served)
     plan = desk.variant.tuning
     to_screen = {name: dict(one.env) for name, one in plan.settings.items() if _is_screened(one)}
@@ -128,7 +127,7 @@ def measure_devices(desk: Desk, progress: Callable[[str], None]) -> Screening:
         with desk.measuring():
             screened = screen(
                 to_screen, [_size(served, count) for count in plan.concurrency], served.ranks,
-                backend="nccl", env=own_environment(desk.variant),
+                reduce=desk.hardware.all_reduce, backend="nccl", env=own_environment(desk.variant),
                 baseline_bytes=[*ALL_SIZES, *(_size(served, count) for count in desk.variant.sweep.concurrency)],
                 rounds=plan.screen_rounds, timeout_s=plan.screen_timeout_s, progress=progress, keep=keep,
             )  # fmt: skip
@@ -168,7 +167,7 @@ def screen_table(desk: Desk, screening: Screening) -> Table | str:
     rows: list[tuple[Any, ...]] = []
     for name, one in screening.screened.items():
         for concurrency in desk.variant.tuning.concurrency:
-            size = _size(bench.served_model(desk.variant), concurrency)
+            size = _size(bench.served_model(desk.variant, desk.hardware), concurrency)
             expected = screening.predictions.get((name, concurrency))
             times = ", ".join(number(us) for us in one.latencies_us.get(size, ())) or "not measured"
             best = None if expected is None else expected.best_pct

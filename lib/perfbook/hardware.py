@@ -1,0 +1,130 @@
+"""Where a run's measurements come from: the devices of this machine or, in a rehearsal, the law in the run's folder.
+
+Everything that is asked of a machine without going through its server is asked here, so that no figure of the machine
+that rehearses can enter a report about another.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+from perfbook import micro
+from perfbook.ceiling import Tensor, checkpoint_tensors
+from perfbook.errors import BadInput
+from perfbook.micro import AllReduce, DeviceBench, GemmShape
+from perfbook.params import Variant
+from perfbook.record import devices, provenance
+from perfbook.record.devices import Gpu
+from perfbook.record.run import Run
+from perfbook.rehearsal import micro as rehearsed
+from perfbook.rehearsal.law import Law, load_law
+from perfbook.server.launch import local_model
+
+_CLIENT_ONLY = ("cpu", "memory_bytes", "nvidia_driver")
+
+
+class Hardware(Protocol):
+    """What a study may ask of a machine; parameters and results are those of the rooms behind it."""
+
+    def gpus(self) -> list[Gpu]:
+        """The devices, and which processes compute on them."""
+
+    def all_reduce(
+        self, message_bytes: Sequence[int], ranks: int, *, backend: str, env: Mapping[str, str], timeout_s: float
+    ) -> AllReduce:
+        """As :func:`perfbook.micro.all_reduce`."""
+
+    def measure_device(
+        self, gemms: Sequence[GemmShape], tokens: Sequence[int], *, weight_bytes: float | None, env: Mapping[str, str]
+    ) -> DeviceBench:
+        """As :func:`perfbook.micro.measure_device`."""
+
+    def checkpoint(self, variant: Variant) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """``config.json``, and the tensors that the checkpoint's headers name."""
+
+    def provenance(self, variant: Variant) -> dict[str, Any]:
+        """As :func:`perfbook.record.provenance.collect`."""
+
+
+def hardware_of(run: Run) -> Hardware:
+    """What the run's numbers come from."""
+    return Rehearsed(load_law(run.law_path)) if run.rehearsed else ThisMachine()
+
+
+class ThisMachine:
+    """The machine that perfbook runs on."""
+
+    gpus = staticmethod(devices.gpus)
+    all_reduce = staticmethod(micro.all_reduce)
+    measure_device = staticmethod(micro.measure_device)
+    provenance = staticmethod(provenance.collect)
+
+    def checkpoint(self, variant: Variant) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """From the model's folder, or the hub's cache on this disk; ``BadInput`` where neither has it."""
+        folder = _folder(variant)
+        return json.loads((folder / "config.json").read_text(encoding="utf-8")), checkpoint_tensors(folder)
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """The law's machine. Its readings scatter, each from a seed of its own, and are the same in every rehearsal."""
+
+    law: Law
+    _seeds: count[int] = field(default_factory=count, repr=False)
+
+    def gpus(self) -> list[Gpu]:
+        """The law's devices; nobody else computes on them."""
+        return [
+            Gpu(one.index, one.name, one.memory_total_bytes, one.memory_used_bytes, None, ())
+            for one in rehearsed.devices(self.law, busy_share=0.0)
+        ]
+
+    def all_reduce(
+        self, message_bytes: Sequence[int], ranks: int, *, backend: str, env: Mapping[str, str], timeout_s: float
+    ) -> AllReduce:
+        """The law's latencies."""
+        return rehearsed.all_reduce(self.law, message_bytes, env, seed=next(self._seeds))
+
+    def measure_device(
+        self, gemms: Sequence[GemmShape], tokens: Sequence[int], *, weight_bytes: float | None, env: Mapping[str, str]
+    ) -> DeviceBench:
+        """The law's rates."""
+        return rehearsed.measure_device(self.law, gemms, tokens, seed=next(self._seeds))
+
+    def checkpoint(self, variant: Variant) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What the law tells of the model, its weights as one tensor of each kind."""
+        model = self.law.model
+        config = {"num_hidden_layers": model.layers, "hidden_size": model.hidden_size, **model.config}
+        sizes = {"dense.weight": model.dense_gb, "mlp.experts.weight": model.expert_gb}
+        return config, {name: Tensor("U8", round(1e9 * size)) for name, size in sizes.items() if size}
+
+    def provenance(self, variant: Variant) -> dict[str, Any]:
+        """The law's devices in place of this machine's."""
+        found = {key: value for key, value in provenance.collect(variant).items() if key not in _CLIENT_ONLY}
+        cards = self.gpus()
+        gpus = [
+            {"index": card.index, "name": card.name, "memory_bytes": card.memory_bytes, "compute_capability": None}
+            for card in cards
+        ]
+        return {**found, "hardware": f"{len(cards)} × {cards[0].name}, rehearsed", "gpus": gpus}
+
+
+def _folder(variant: Variant) -> Path:
+    if variant.server.model is None:
+        raise BadInput("the server was not started here, so its checkpoint is not known")
+    model = local_model(variant.server.model)
+    if isinstance(model, Path):
+        if model.is_dir():
+            return model
+        raise BadInput(f"{model.name} is one file: its tensors are not read")
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model, "config.json")
+    if not isinstance(found, str):
+        raise BadInput(f"{model} is not on this disk")
+    return Path(found).parent
