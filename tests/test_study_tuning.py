@@ -10,7 +10,7 @@ import pytest
 from perfbook.micro import AllReduce, Message
 from perfbook.params import Setting
 from perfbook.stats import Label
-from perfbook.study.relaunch import Launch, plan, schedule, verdicts
+from perfbook.study.relaunch import Launch, doubtful, plan, schedule, verdicts
 from perfbook.study.screen import BASELINE, Prediction, Screened, judge, predict, screen
 from perfbook.study.tuning import Screening, _decide, describe
 
@@ -161,6 +161,19 @@ def test_a_block_without_one_side_does_not_count() -> None:
     got = verdicts(lonely, minimum_effect_pct=2, settings=["ll"])["ll", 1]
     assert (got.candidate, got.blocks) == ((9.0, 9.1), 1)
     assert verdicts(cells("ll", [9.0]), minimum_effect_pct=2, settings=["ll"]) == {}
+
+
+def test_launches_that_are_not_valid_are_counted() -> None:
+    measured = [
+        {**cell, "validity": {"verdict": verdict}}
+        for cell, verdict in zip(
+            [*cells(BASELINE, [10.0, 10.1]), *cells("a", [9.0]), *cells("b", [9.0])],
+            ["valid", "suspect", "invalid", "invalid"],
+            strict=True,
+        )
+    ]
+    assert doubtful(measured, "a", 1) == "2 of 3 launches"
+    assert doubtful(measured[:1], "a", 1) == ""
 
 
 def test_false_alarms_stay_rare_over_simulated_campaigns() -> None:

@@ -22,11 +22,12 @@ from perfbook.record import summary
 from perfbook.record.run import Run
 from perfbook.report.table import Column, Table
 from perfbook.stats.result import plain
-from perfbook.units import label, number, quantity
+from perfbook.units import label, percent, quantity
 
 SCHEMA = 1
 NOT_COMPARABLE = "not comparable"
 _WIDTH = 80
+_NAMES = {"ttft_ms": "TTFT of one stream", "tpot_ms": "TPOT of one stream"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Measured:
     side : str
         What it is a launch of.
     metrics : dict
-        Metric → value of this launch.
+        Metric → value of this launch: ``ttft_ms``, ``tpot_ms``, ``tok_s at 8`` (throughput at a concurrency).
     asked : dict
         Metric → what was asked of the server for it; only equal askings are compared.
     about : dict
@@ -126,7 +127,7 @@ def read_run(run: Run, side: str) -> Measured:
             rates.setdefault(cell["concurrency"], []).append(rate)
     plan = parameters.get("sweep", {})
     for concurrency, values in sorted(rates.items()):
-        metric = f"throughput at {concurrency}"
+        metric = f"tok_s at {concurrency}"
         metrics[metric] = float(median(values))
         asked[metric] = _canonical([workload, plan.get("prompt_tokens"), plan.get("output_tokens")])
     provenance = header.get("provenance", {})
@@ -193,7 +194,7 @@ def compare_measured(runs: Sequence[Measured], changes: Mapping[str, str] | None
 def side_table(comparison: Comparison) -> Table:
     """Sides with their runs and how their servers differ."""
     rows = [
-        (side, len(runs), comparison.changes.get(side) or ("baseline" if index == 0 else "unknown"), ", ".join(runs))
+        (side, len(runs), "baseline" if index == 0 else comparison.changes.get(side) or "nothing", ", ".join(runs))
         for index, (side, runs) in enumerate(comparison.sides.items())
     ]
     return Table(["side", "launches", "server differs in", "runs"], rows, caption="What is compared")
@@ -203,7 +204,7 @@ def metric_table(comparison: Comparison) -> Table:
     """Every metric of every side against the baseline."""
     rows = [
         (
-            row.metric, row.side, _middle(row.baseline, row.unit), _middle(row.candidate, row.unit),
+            name_of(row.metric), row.side, _middle(row.baseline, row.unit), _middle(row.candidate, row.unit),
             row.verdict.effect_pct if row.verdict else None, row.verdict.text if row.verdict else NOT_COMPARABLE,
             row.verdict.sentence if row.verdict else row.why,
         )
@@ -228,9 +229,8 @@ def conclusion(comparison: Comparison) -> str:
     parts = []
     for row in comparison.rows:
         if row.verdict is not None and row.verdict.label in (stats.Label.FASTER, stats.Label.SLOWER):
-            parts.append(
-                f"{row.side} is {row.verdict.text} in {row.metric} ({number(row.verdict.effect_pct, sign=True)} %)"
-            )
+            effect = percent(row.verdict.effect_pct, sign=True)
+            parts.append(f"{row.side} is {row.verdict.text} in {name_of(row.metric)} ({effect})")
     undecided = sum(row.verdict is not None and row.verdict.label is stats.Label.TOO_FEW for row in comparison.rows)
     refused = sum(row.verdict is None for row in comparison.rows)
     parts += [f"{undecided} of {len(comparison.rows)} comparisons have too few launches"] if undecided else []
@@ -243,12 +243,13 @@ def render_text(comparison: Comparison) -> str:
     """The comparison for a terminal of 80 columns."""
     lines = []
     for index, (side, runs) in enumerate(comparison.sides.items()):
-        what = "baseline" if index == 0 else comparison.changes.get(side, "")
+        what = "baseline" if index == 0 else comparison.changes.get(side) or "same server"
         lines += textwrap.wrap(f"{side}: {len(runs)} launch(es), {what}", _WIDTH, subsequent_indent="  ")
     for text in comparison.differences:
         lines += textwrap.wrap(f"beware: {text}", _WIDTH, subsequent_indent="  ")
     for row in comparison.rows:
-        head = f"{row.metric}, {row.side}: {_middle(row.candidate, row.unit)} against {_middle(row.baseline, row.unit)}"
+        values = f"{_middle(row.candidate, row.unit)} against {_middle(row.baseline, row.unit)}"
+        head = f"{name_of(row.metric)}, {row.side}: {values}"
         said = row.verdict.sentence if row.verdict else f"{NOT_COMPARABLE}: {row.why}"
         lines += [
             "",
@@ -256,6 +257,11 @@ def render_text(comparison: Comparison) -> str:
             *textwrap.wrap(said, _WIDTH, initial_indent="  ", subsequent_indent="  "),
         ]
     return "\n".join(lines) + "\n"
+
+
+def name_of(metric: str) -> str:
+    """A metric as people read it: ``throughput at 8``."""
+    return _NAMES.get(metric) or metric.replace("tok_s at", "throughput at")
 
 
 def _sides(runs: Sequence[Run]) -> list[str]:

@@ -177,3 +177,14 @@ def verdicts(
             pairs[name] = ({b: base[b] for b in shared}, {b: blocks[b] for b in shared})
     judged = stats.compare_all(pairs, unit="ms", minimum_effect_pct=minimum_effect_pct) if pairs else {}
     return {keys[name]: verdict for name, verdict in judged.items()}
+
+
+def doubtful(cells: Sequence[CellRecord], setting: str, concurrency: int) -> str:
+    """``2 of 3 launches``: how many of the two sides have a cell that is not valid; empty when all are (pure)."""
+    chosen = [
+        cell["validity"]["verdict"]
+        for cell in cells
+        if cell["setting"] in (BASELINE, setting) and cell["concurrency"] == concurrency
+    ]
+    bad = sum(verdict != "valid" for verdict in chosen)
+    return f"{bad} of {len(chosen)} launches" if bad else ""

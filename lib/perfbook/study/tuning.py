@@ -250,9 +250,8 @@ def decision_table(decisions: Sequence[Decision], planned: relaunch.Plan) -> Tab
 def conclude(desk: Desk, screening: Screening, decisions: Sequence[Decision]) -> Verdict:
     """Record a verdict per setting and concurrency, with findings; the closing sentence."""
     plan = desk.variant.tuning
-    judged = relaunch.verdicts(
-        desk.run.records("tuning_cell"), minimum_effect_pct=plan.minimum_effect_pct, settings=list(plan.settings)
-    )
+    cells = desk.run.records("tuning_cell")
+    judged = relaunch.verdicts(cells, minimum_effect_pct=plan.minimum_effect_pct, settings=list(plan.settings))
     failed = {record["setting"]: record["error"] for record in desk.run.records("tuning_failed")}
     said: list[str] = []
     for decision in decisions:
@@ -261,6 +260,8 @@ def conclude(desk: Desk, screening: Screening, decisions: Sequence[Decision]) ->
             expected = screening.predictions.get((decision.setting, concurrency))
             text = verdict.text if verdict else NO_START if decision.setting in failed else decision.verdict
             why = verdict.sentence if verdict else failed.get(decision.setting, decision.why)
+            doubtful = relaunch.doubtful(cells, decision.setting, concurrency)
+            why += f"; {doubtful} not valid as measured" if verdict and doubtful else ""
             record = desk.record(
                 "tuning",
                 {
