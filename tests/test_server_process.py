@@ -36,21 +36,31 @@ def cheap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PERFBOOK_OUTPUTS", str(tmp_path / "outputs"))
     monkeypatch.setattr(launch, "entry_point", lambda: [sys.executable, "-S", str(STANDIN), "--model"])
     monkeypatch.setattr(preflight, "require", lambda variant, **settings: [])
-    before = leftovers()
     yield
     for run in Run.every():
         process.stop(run)
-    assert leftovers() == before
+    assert leftovers(str(tmp_path)) == []
 
 
-def leftovers() -> tuple[set[str], set[str], set[str]]:
-    """Stand-in processes, shared memory, temporary folders."""
-    names = {tree.title(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
-    return (
-        {name for name in names if STANDIN.name in name and "--served-model-name" in name},
-        {path.name for path in SHM.glob("psm_standin_*")},
-        {path.name for path in Path("/tmp").glob("pb-*") if (path / ".perfbook").exists()},
-    )
+def leftovers(outputs: str) -> list[str]:
+    """Processes, temporary folders and shared memory of this test's servers; others on this machine have their own."""
+    pids = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    titles = {pid: title for pid in pids if STANDIN.name in (title := full_title(pid)) and outputs in title}
+    known = [one for run in Run.every() if (one := state.read(run.path)) is not None]
+    return [
+        *titles.values(),
+        *(one.tmpdir for one in known if Path(one.tmpdir).name.startswith("pb-") and Path(one.tmpdir).exists()),
+        *(str(SHM / name) for one in known for name in one.shared_memory if (SHM / name).exists()),
+        *(str(path) for pid in titles for path in SHM.glob(f"psm_standin_{pid}")),
+    ]
+
+
+def full_title(pid: str) -> str:
+    """The whole command line: it names the run's folder, as the place of the traces."""
+    try:
+        return (Path("/proc") / pid / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def members(run: Run) -> list[tree.Process]:
