@@ -117,6 +117,7 @@ class App:
             ("GET", "/version"): self._version,
             ("GET", "/v1/models"): self._models,
             ("GET", "/metrics"): self._metrics,
+            ("GET", "/openapi.json"): self._openapi,
             ("GET", "/rehearsal"): self._rehearsal,
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
@@ -136,6 +137,13 @@ class App:
     def _models(self, exchange: Exchange) -> None:
         launch, longest = self._launch, self._law.model.max_model_len
         exchange.respond_json(200, wire.model_list(launch.served_name, launch.model, self._created, longest))
+
+    def _openapi(self, exchange: Exchange) -> None:
+        """Only the routes: clients look there for what is armed."""
+        paths: dict[str, dict[str, object]] = {}
+        for method, path in self._routes:
+            paths.setdefault(path, {})[method.lower()] = {}
+        exchange.respond_json(200, {"openapi": "3.1.0", "info": {"title": "rehearsal"}, "paths": paths})
 
     def _metrics(self, exchange: Exchange) -> None:
         exchange.respond(200, self.metrics.text(self.engine), "text/plain; version=0.0.4; charset=utf-8")

@@ -188,12 +188,15 @@ def _fit(events: pd.DataFrame, good: pd.DataFrame, tokens: int) -> stats.Positio
 
 
 def _attribute(good: pd.DataFrame, fit: stats.PositionFit | None) -> stats.Attribution | None:
-    """From means, not medians: the parts have to add up to the whole time."""
+    """Of the two longest lengths, of which nobody says that they are mostly prefill.
+
+    From means, not medians: the parts have to add up to the whole time.
+    """
     means = good.groupby("asked")[["e2e_ms", "ttft_ms"]].mean() / 1e3
     if fit is None or len(means) < 2 or means.isna().to_numpy().any():
         return None
     short, long = (
         stats.Generation(int(tokens), float(means.e2e_ms[tokens]), float(means.ttft_ms[tokens]))
-        for tokens in (means.index[0], means.index[-1])
+        for tokens in means.index[-2:]
     )
     return stats.attribute_gap(short, long, slope=fit.slope, start_ms=fit.start.value)

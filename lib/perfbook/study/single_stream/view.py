@@ -86,12 +86,12 @@ def position_figure(desk: Desk, result: SingleStream) -> Figure | str:
 
 
 def attribution_table(result: SingleStream) -> Table | str:
-    """The gap between the blended rates of the shortest and the longest length, by cause."""
+    """The gap between the blended rates of the two longest lengths, by cause."""
     if result.attribution is None:
         return "One length only: there is no gap to attribute."
     parts = [(p.cause, p.seconds, p.tok_s) for p in result.attribution.parts]
     total = ("gap", result.attribution.gap_s, result.attribution.gap_tok_s)
-    short, long = result.lengths[0].tokens, result.lengths[-1].tokens
+    short, long = (length.tokens for length in result.lengths[-2:])
     return Table(
         ["cause", Column("time", "s", sign=True), Column("rate", "tok_s", sign=True)],
         [*parts, total],
