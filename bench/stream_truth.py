@@ -243,7 +243,8 @@ def compare(peers: list[Peer], control: str, load: Load) -> list[list[str]]:
                 if said.gap_p99_ms is None
                 else f"{said.gap_p99_ms:.2f} / {truth['gap_ms']['p99']:.2f}",
                 "" if arrival is None else f"{arrival:.4f}",
-                f"{slope_us:.1f}",
+                f"{slope_us:.1f}"
+                + (f" ({said.detail['cpu_us']:.1f} by its own count)" if "cpu_us" in said.detail else ""),
                 f"{truth['late_ms']['p99']:.2f}",
             ]
         )
