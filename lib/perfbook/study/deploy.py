@@ -16,16 +16,33 @@ from perfbook.server.log import EngineFacts
 from perfbook.server.process import ServerHandle
 from perfbook.stream.load import Cell, measure
 from perfbook.study.prompts import numbered
-from perfbook.units import quantity
+from perfbook.units import count, quantity
 
 FIRST_REQUEST = "01_deploy/first"
 
 
-def check(desk: Desk) -> Table:
+def check(desk: Desk) -> Table | str:
     """What would fail, before it does; an error stops the notebook before any weights are loaded."""
     problems = preflight.require(desk.variant, rehearsed=desk.run.rehearsed)
     rows = [(p.level, p.what, p.where, p.why, p.do) for p in problems]
-    return Table(["level", "what", "where", "why", "do"], rows, caption=f"Preflight: {len(rows)} remarks, no error")
+    if not rows:
+        return "Nothing found: the launch should work."
+    return Table(
+        ["level", "what", "where", "why", "do"], rows, caption=f"Preflight: {count(len(rows), 'remark')}, no error"
+    )
+
+
+def server_table(handle: ServerHandle) -> Table:
+    """Which server everything below was measured on."""
+    rows = [
+        ("address", handle.base_url),
+        ("model", handle.model),
+        ("owner", "perfbook, which started it" if handle.owned else "somebody else; perfbook never stops it"),
+        ("process", "unknown" if handle.pid is None else str(handle.pid)),
+        ("ready after", quantity(handle.ready_s, "s")),
+        ("log", handle.log_path.name if handle.log_path else "unknown"),
+    ]
+    return Table(["what", "value"], rows, caption="The server")
 
 
 def read_log(desk: Desk, handle: ServerHandle) -> EngineFacts:
