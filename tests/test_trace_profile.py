@@ -152,6 +152,7 @@ def test_beside_the_unprofiled_truth(tmp_path: Path) -> None:
     assert sum(kernels.categories_ms.values()) == pytest.approx(1.2)
     assert "concurrency 64" in kernels.sentence and "assuming" in kernels.sentence
     assert beside_unprofiled(report, 2.0, 1).placed == "none"
+    assert "repeat both" in beside_unprofiled(report, 20.0, 1).sentence
     with pytest.raises(BadInput):
         beside_unprofiled(report, float("nan"), 1)
 

@@ -136,6 +136,7 @@ def rates_by_length(rows: Sequence[Mapping[str, Any]], *, rehearsed: bool = Fals
             )
             said.append(f"{name.partition(' ')[0]} {values} tokens")
         axes.margins(y=0.25)
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], 0.0))  # a margin must not suggest a rate below zero
         style.label_ends(axes, ends_of_lines, gap_pt=24.0)
         if not ends_of_lines:
             style.empty(axes)

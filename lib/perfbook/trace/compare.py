@@ -139,6 +139,10 @@ class Inflation:
     sentence: str
 
 
+DISTURBED = 0.9
+"""A profiled step below this share of the unprofiled TPOT says that the two were not measured alike."""
+
+
 def beside_unprofiled(report: TraceReport, tpot_ms: float, concurrency: int) -> Inflation:
     """State by how much profiling inflated a decode step, and where.
 
@@ -162,7 +166,9 @@ def beside_unprofiled(report: TraceReport, tpot_ms: float, concurrency: int) -> 
     placed = "none" if step <= tpot_ms else "gaps" if busy <= tpot_ms else "kernels"
     scale = tpot_ms / busy if placed == "kernels" else 1.0
     where = {
-        "none": "profiling did not lengthen it; milliseconds stand as they are",
+        "none": "profiling did not lengthen it; milliseconds stand as they are"
+        if ratio > DISTURBED
+        else "profiling cannot shorten a step: the unprofiled measurement was disturbed, so repeat both",
         "gaps": f"the device works {busy:.2f} ms of it, no more than the TPOT, so the inflation sits in the gaps and "
         "busy milliseconds stand as they are",
         "kernels": f"the device works {busy:.2f} ms of it, more than the TPOT: milliseconds are scaled by {scale:.3f}, "

@@ -149,8 +149,18 @@ def conclude(desk: Desk, result: SingleStream) -> Verdict:
     return desk.conclude(
         f"One stream decodes at {decode} (TPOT {quantity(longest.tpot.value, 'ms')} over {longest.tokens} tokens), "
         f"after {quantity(result.ttft.value, 'ms')} to the first token; "
-        + (f"each token of position adds {slope}." if slope else "too few tokens for a fit over position.")
+        f"{_slope_in_words(slope)}."
     )
+
+
+def _slope_in_words(slope: Estimate | None) -> str:
+    if slope is None:
+        return "too few tokens for a fit over position"
+    if slope.low is None or slope.high is None:
+        return f"each token of position adds {slope}, without an interval"
+    if slope.low <= 0 <= slope.high:
+        return f"no effect of the token's position detected ({slope})"
+    return f"each token of position adds {slope}"
 
 
 def _rate(tpot: Estimate) -> float | None:
