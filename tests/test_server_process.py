@@ -40,6 +40,9 @@ def cheap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for run in Run.every():
         process.stop(run)
     assert leftovers(str(tmp_path)) == []
+    for path in SHM.glob("psm_standin_*"):  # of an engine that its own parent killed before anybody had seen it
+        if tree.process(int(path.name.rpartition("_")[2])) is None:
+            path.unlink(missing_ok=True)
 
 
 def leftovers(outputs: str) -> list[str]:
@@ -231,6 +234,25 @@ def test_killed_part_of_the_tree(victim: int):
     if victim == 0:
         assert (handle.alive(), process.find(run)) == (False, None)
         assert [one.alive for one in parts] == [False, True, True]
+    report = process.stop(run)
+    assert report.was_running
+    assert report.clean
+    assert not any(one.alive for one in parts)
+
+
+def test_orphan_that_nobody_had_seen():
+    """The API server dies before anybody looked at its tree: what it leaves is known by session and folder."""
+    variant = make()
+    run = Run.start(variant)
+    process.start(variant, run)
+    parts = settled(run)
+    known = state.read(run.path)
+    assert known is not None
+    assert known.leader is not None
+    state.write(run.path, dataclasses.replace(known, tree=(known.leader,), shared_memory=()))
+    known.leader.send(signal.SIGKILL)
+    tree.reap()
+    wait_for(lambda: not parts[0].alive)
     report = process.stop(run)
     assert report.was_running
     assert report.clean

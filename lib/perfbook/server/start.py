@@ -173,7 +173,7 @@ class _Launch:
                 raise ServerFailed(_died(self.log, loading))
             elapsed = time.monotonic() - begun
             if begun + elapsed >= ask_at:
-                members = tree.tree_of(leader, self.known.tree)
+                members = tree.tree_of(leader, self.known.tree, self.run.path)
                 self._learn(self.known.seen(members, tree.shared_memory(members)))
                 loading.report(elapsed, members)
                 if _serves(endpoints, self.known, members):

@@ -119,39 +119,48 @@ def stop_known(
     leader = known.leader or tree.marked(MARK, known.mark)
     if leader is None:
         return _finish(run, known, StopReport(run.name), begun)
-    members = tree.tree_of(leader, known.tree)
+    members = tree.tree_of(leader, known.tree, run.path)
     known = replace(known, leader=leader).seen(members, tree.shared_memory(members))
     _note(run, known)
     if leader.alive and (run.path / PROFILING).exists():
         _stop_profile(known.base_url, run)
-    killed = end_tree(leader, members, grace_s, hurry)
+    killed, late = _end_tree(leader, members, run.path, grace_s, hurry)
+    known = known.seen([], late)
     return _finish(run, known, StopReport(run.name, was_running=bool(members), killed=killed), begun)
 
 
-def end_tree(
-    leader: Process, members: Iterable[Process], grace_s: float, hurry: Callable[[], bool] = lambda: False
-) -> tuple[str, ...]:
-    """Ask the leader to go, wait, kill what is left of the tree; names those that had to be killed."""
-    seen = sorted({*members, *tree.tree_of(leader, members)})
+def _end_tree(
+    leader: Process, members: Iterable[Process], home: Path, grace_s: float, hurry: Callable[[], bool]
+) -> tuple[tuple[str, ...], set[str]]:
+    """Ask the leader to go, wait, kill what is left of the tree.
+
+    Names those that had to be killed, and the shared memory that they made since anybody last looked: a server that
+    is stopped while it starts goes on making some.
+    """
+    seen = sorted({*members, *tree.tree_of(leader, members, home)})
     if leader.send(signal.SIGTERM):
         tree.wait_gone([leader], grace_s, hurry)
     else:  # an orphaned rest: nobody is there to hand the signal on
         for one in seen:
             one.send(signal.SIGTERM)
         tree.wait_gone(seen, min(grace_s, 5.0), hurry)
-    survivors = tree.tree_of(leader, seen)
+    survivors = tree.tree_of(leader, seen, home)
     if leader not in survivors:
         tree.wait_gone(survivors, 1.0, hurry)
-        survivors = tree.tree_of(leader, seen)
+        survivors = tree.tree_of(leader, seen, home)
     killed: dict[int, str] = {}
+    files: set[str] = set()
     deadline = time.monotonic() + _KILLED_WITHIN_S
     while survivors and time.monotonic() < deadline:
+        for one in survivors:
+            one.send(signal.SIGSTOP)
+        files |= tree.shared_memory(survivors)
         for one in survivors:
             if one.send(signal.SIGKILL):
                 killed[one.pid] = f"pid {one.pid} ({one.title})"
         tree.wait_gone(survivors, 1.0)
-        survivors = tree.tree_of(leader, [*seen, *survivors])
-    return tuple(killed.values())
+        survivors = tree.tree_of(leader, [*seen, *survivors], home)
+    return tuple(killed.values()), files
 
 
 def stop_everything(runs: Iterable[Run]) -> list[StopReport]:

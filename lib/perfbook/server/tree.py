@@ -96,19 +96,17 @@ def title(pid: int) -> str:
     return " ".join(words.split())[:120]
 
 
-def tree_of(leader: Process, seen: Iterable[Process] = ()) -> list[Process]:
+def tree_of(leader: Process, seen: Iterable[Process] = (), home: Path | None = None) -> list[Process]:
     """Living processes of a server that was started as leader of its own session.
 
     What was seen before and still lives, all their descendants, and the members of the session. The session's
-    number proves nothing once everybody of ours is gone (it may have been reused), so it counts only while
-    one of ours lives.
+    number proves nothing once everybody of ours is gone (it may have been reused); then only those members count
+    that work in ``home``, the folder that the leader was started in.
     """
     table = _table()
     ours = {one.pid for one in (leader, *seen) if one.pid in table and table[one.pid].start_ticks == one.start_ticks}
-    if ours:
-        ours |= {
-            now.pid for now in table.values() if now.session == leader.pid and now.start_ticks >= leader.start_ticks
-        }
+    session = {now.pid for now in table.values() if now.session == leader.pid and now.start_ticks >= leader.start_ticks}
+    ours |= session if ours else {pid for pid in session if home is not None and _works_in(pid, home)}
     children: dict[int, list[int]] = {}
     for now in table.values():
         children.setdefault(now.parent, []).append(now.pid)
@@ -186,6 +184,13 @@ def _table() -> dict[int, _Stat]:
             if now is not None and now.state not in _GONE:
                 found[now.pid] = now
     return found
+
+
+def _works_in(pid: int, folder: Path) -> bool:
+    try:
+        return (_PROC / str(pid) / "cwd").readlink() == folder.resolve()
+    except OSError:
+        return False
 
 
 def _stat(pid: int) -> _Stat | None:
