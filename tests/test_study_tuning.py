@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
+from perfbook.desk import Desk
 from perfbook.micro import AllReduce, Message
-from perfbook.params import Setting
+from perfbook.params import Setting, make_variant
+from perfbook.record import findings
+from perfbook.record.run import Run
+from perfbook.record.summary import summarise
 from perfbook.stats import Label
 from perfbook.study.relaunch import Launch, doubtful, plan, schedule, verdicts
 from perfbook.study.screen import BASELINE, Prediction, Screened, judge, predict, screen
-from perfbook.study.tuning import Screening, _decide, describe
+from perfbook.study.tuning import Decision, Screening, _decide, conclude, describe
 
 
 def test_the_order_mirrors_itself_and_ends_with_the_baseline() -> None:
@@ -239,3 +243,26 @@ def test_the_chain_with_two_real_ranks(tmp_path: Path) -> None:
         screening = Screening("", {"harmless": other}, {("harmless", 1): expected}, "")
         assert _decide("harmless", LL, screening, "predicted", 2.0, [1]).relaunch is relaunched
     assert os.environ.get("PB_TEST_FAULT") is None
+
+
+def test_what_is_recorded_feeds_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERFBOOK_OUTPUTS", str(tmp_path))
+    settings = {"ll": {"env": {"NCCL_PROTO": "LL"}}, "tree": {"env": {"NCCL_ALGO": "Tree"}}}
+    values = {"variant": "v", "server": {"model": "/m"}, "tuning": {"settings": settings}}
+    variant = make_variant(values, "test")
+    desk = Desk("05_nccl_tuning", variant, Run.start(variant))
+    for cell in [*cells(BASELINE, [12.4, 12.5]), *cells("ll", [11.8])]:
+        valid = {"validity": {"verdict": "valid"}}
+        desk.run.append("05_nccl_tuning", "tuning_cell", {**cell, **valid}, key=f"{cell['setting']}/{cell['launch']}")
+    screening = Screening("", {}, {("ll", 1): prediction(-3.0)}, "")
+    decisions = [Decision("ll", True, "promising"), Decision("tree", False, "at best −0.1 %", "not worth a reload")]
+    said = conclude(desk, screening, decisions).sentence
+    assert said.startswith("ll at 1 stream: too few launches: 2 + 1 launches")
+    assert said.endswith("; not worth a reload: tree.")
+    rows = summarise(desk.run)["tuning"]
+    assert [(row["setting"], row["concurrency"], row["verdict"], row["launches"]) for row in rows] == [
+        ("ll", 1, "too few launches", 1), ("tree", 1, "not worth a reload", 0)
+    ]  # fmt: skip
+    assert rows[0]["effect_pct"] == pytest.approx(-5.2, abs=0.1)
+    assert rows[0]["predicted_pct"] == pytest.approx(-2.7)
+    assert {f["id"] for f in findings.current(desk.run)} == {"setting_undecided:ll/1", "setting_not_tried:tree/1"}

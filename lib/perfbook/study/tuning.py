@@ -254,6 +254,7 @@ def conclude(desk: Desk, screening: Screening, decisions: Sequence[Decision]) ->
     judged = relaunch.verdicts(cells, minimum_effect_pct=plan.minimum_effect_pct, settings=list(plan.settings))
     failed = {record["setting"]: record["error"] for record in desk.run.records("tuning_failed")}
     said: list[str] = []
+    untried: dict[str, list[str]] = {}
     for decision in decisions:
         for concurrency in plan.concurrency:
             verdict = judged.get((decision.setting, concurrency))
@@ -281,11 +282,15 @@ def conclude(desk: Desk, screening: Screening, decisions: Sequence[Decision]) ->
                 },
                 key=f"{decision.setting}/{concurrency}",
             )
-            said.append(f"{decision.setting} at {_streams(concurrency)}: {why if verdict else f'{text} ({why})'}")
+            if verdict:
+                said.append(f"{decision.setting} at {_streams(concurrency)}: {why}")
+            elif decision.setting not in untried.setdefault(text, []):
+                untried[text].append(decision.setting)
             _find(desk, decision.setting, concurrency, text, verdict, why, record)
     if screening.skipped and plan.settings:
         desk.find("no_screen", why=screening.skipped, evidence=screening.skipped)
     _find_inert(desk, screening)
+    said += [f"{text}: {', '.join(settings)}" for text, settings in untried.items()]
     return desk.conclude(_sentence(said, screening))
 
 
