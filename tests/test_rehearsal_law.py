@@ -20,7 +20,7 @@ from perfbook.rehearsal.steptime import (
     warmup_extra_ms,
 )
 
-LAWS = Path(__file__).parent / "data" / "laws"
+LAWS = Path(__file__).parents[1] / "params"
 
 
 def law(**sections: object) -> Law:

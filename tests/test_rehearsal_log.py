@@ -8,7 +8,7 @@ from perfbook.rehearsal import startlog
 from perfbook.rehearsal.launch import Launch, read_command_line, vllm_options
 from perfbook.server.log import parse_log
 
-LAWS = Path(__file__).parent / "data" / "laws"
+LAWS = Path(__file__).parents[1] / "params"
 
 
 def launched(law: str, *options: str) -> Launch:

@@ -17,7 +17,7 @@ from perfbook.rehearsal.profiler import Profiler
 from perfbook.rehearsal.traces import nearest_regime, write_traces
 from rehearsal_probe import standin
 
-LAWS = Path(__file__).parent / "data" / "laws"
+LAWS = Path(__file__).parents[1] / "params"
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 MS = 1_000_000
 
