@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import psutil
+
 from perfbook import micro
 from perfbook.ceiling import ModelShape, model_shape
 from perfbook.desk import Desk
@@ -18,6 +20,7 @@ from perfbook.server import process
 from perfbook.server.launch import own_environment
 from perfbook.units import byte_size
 
+BUSY_CORES = 0.3  # others' load from which on a CPU's bandwidth is not its own
 DTYPE_BYTES = 2  # bfloat16 and float16, in which activations are summed over the ranks
 
 
@@ -93,6 +96,7 @@ def measure(desk: Desk, served: Served) -> micro.DeviceBench | str:
         return f"Not measured: {reason}."
     tokens = sorted({*desk.variant.tuning.concurrency, 1})
     beside = process.find(desk.run) is not None
+    busy = _busy_cores() if not desk.hardware.gpus() else 0.0
     try:
         with desk.measuring():
             bench = desk.hardware.measure_device(
@@ -103,8 +107,17 @@ def measure(desk: Desk, served: Served) -> micro.DeviceBench | str:
             )
     except MeasurementFailed as error:
         return f"Not measured: {error}."
-    desk.record("micro_device", {**bench.to_json(), "server": "idle" if beside else "stopped"})
+    values = {**bench.to_json(), "server": "idle" if beside else "stopped", "busy_cores": busy}
+    record = desk.record("micro_device", values)
+    if busy > BUSY_CORES:
+        evidence = f"{busy:.1f} cores were busy just before the benchmark, which needs them"
+        desk.find("devices_busy", evidence=evidence, records=[record])
     return bench
+
+
+def _busy_cores() -> float:
+    """Cores that others keep busy, over half a second."""
+    return psutil.cpu_percent(0.5) / 100 * (psutil.cpu_count() or 1)
 
 
 def own_process_environment(variant: Variant, extra: Mapping[str, str] | None = None) -> dict[str, str]:
