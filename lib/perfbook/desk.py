@@ -8,7 +8,7 @@ come from differs.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -29,8 +29,9 @@ from perfbook.report import results
 from perfbook.server import process
 from perfbook.server.launch import local_model
 from perfbook.server.process import ServerHandle
+from perfbook.stream.cell import Cell, with_reasons
 from perfbook.stream.client import Endpoint
-from perfbook.stream.load import Cell
+from perfbook.stream.load import measure as measure_cell
 from perfbook.stream.workload import (
     LocalTokenizer,
     Prompt,
@@ -157,6 +158,38 @@ class Desk:
         except ServerFailed:
             return None
 
+    def measure(
+        self,
+        prompts: Sequence[Prompt],
+        shape: RequestShape,
+        *,
+        key: str,
+        concurrency: int,
+        requests: int,
+        warmup: int = 0,
+        progress: Callable[[str], None] | None = None,
+    ) -> Cell:
+        """Measure one cell on this run's server, with its counters before and after and the devices beside it.
+
+        A device that throttled makes the cell suspect. What the devices did stands in ``Cell.details["telemetry"]``.
+        Nothing is recorded yet: :meth:`record_cell` does that.
+        """
+        with self.hardware.telemetry(self.server()) as telemetry:
+            cell = measure_cell(
+                self.endpoint(),
+                prompts,
+                shape,
+                concurrency=concurrency,
+                requests=requests,
+                warmup=warmup,
+                metrics=self.counters,
+                progress=progress,
+                cell=f"{self.notebook}/{key}",
+            )
+        cell.details["telemetry"] = telemetry.summary
+        doubts = telemetry.summary["suspect"]
+        return with_reasons(cell, "suspect", doubts) if doubts else cell
+
     def record(self, kind: str, values: Mapping[str, Any], *, key: str = "") -> str:
         """Append a record (marked when the server's answers were found wrong or are unchecked); returns its id."""
         return self.run.append(self.notebook, kind, {"answers": summary.answers(self.run), **values}, key=key)
@@ -165,7 +198,7 @@ class Desk:
         """Append a measured cell: its rows to the tables, its summary to the records; returns the record's id."""
         tables.append_cell(self.run.path / "requests.parquet", cell.requests)
         tables.append_cell(self.run.path / "events.parquet", cell.events)
-        return self.record(kind, {**values, **cell.summary}, key=key)
+        return self.record(kind, {**values, **cell.summary, "details": cell.details}, key=key)
 
     def find(self, rule: str, **values: Any) -> None:
         """Record a finding by its rule (``record/findings.toml``); ``values`` fill its sentences."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from perfbook import micro
 from perfbook.ceiling import Tensor, checkpoint_tensors
@@ -23,9 +24,25 @@ from perfbook.record.devices import Gpu
 from perfbook.record.run import Run
 from perfbook.rehearsal import micro as rehearsed
 from perfbook.rehearsal.law import Law, load_law
+from perfbook.server.handle import ServerHandle
 from perfbook.server.launch import local_model
+from perfbook.server.telemetry import Sampler
 
 _CLIENT_ONLY = ("cpu", "memory_bytes", "nvidia_driver")
+
+
+class Telemetry(Protocol):
+    """What the devices did during a cell; ``summary`` is filled when the block ends."""
+
+    summary: dict[str, Any]
+
+    def __enter__(self) -> Self:
+        """Begin to look."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Sum up."""
 
 
 class Hardware(Protocol):
@@ -50,6 +67,9 @@ class Hardware(Protocol):
     def provenance(self, variant: Variant) -> dict[str, Any]:
         """As :func:`perfbook.record.provenance.collect`."""
 
+    def telemetry(self, handle: ServerHandle) -> Telemetry:
+        """As :class:`perfbook.server.telemetry.Sampler`, for the time of a ``with`` block."""
+
 
 def hardware_of(run: Run) -> Hardware:
     """What the run's numbers come from."""
@@ -63,6 +83,10 @@ class ThisMachine:
     all_reduce = staticmethod(micro.all_reduce)
     measure_device = staticmethod(micro.measure_device)
     provenance = staticmethod(provenance.collect)
+
+    def telemetry(self, handle: ServerHandle) -> Telemetry:
+        """Clocks, power, throttling and load, sampled once a second."""
+        return Sampler(handle, every_s=1.0)
 
     def checkpoint(self, variant: Variant) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """From the model's folder, or the hub's cache on this disk; ``BadInput`` where neither has it."""
@@ -112,6 +136,27 @@ class Rehearsed:
             for card in cards
         ]
         return {**found, "hardware": f"{len(cards)} × {cards[0].name}, rehearsed", "gpus": gpus}
+
+    def telemetry(self, handle: ServerHandle) -> Telemetry:
+        """The law's devices at work."""
+        return RehearsedTelemetry(self.law, next(self._seeds))
+
+
+class RehearsedTelemetry:
+    """The law's devices as a sampler would have seen them; nothing there ever throttles."""
+
+    def __init__(self, law: Law, seed: int) -> None:
+        self.summary: dict[str, Any] = {}
+        self._law, self._seed = law, seed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        cards = rehearsed.devices(self._law, busy_share=1.0, seed=self._seed)
+        self.summary = {"gpus": [asdict(card) for card in cards], "suspect": []}
 
 
 def _folder(variant: Variant) -> Path:

@@ -29,7 +29,6 @@ THROTTLING = {
     0x80: "power brake",
 }
 #: Processors' worth of foreign load, as a share of all, above which a cell is suspect.
-FOREIGN_SHARE = 0.1
 STOLEN_SHARE = 0.02
 _KIB = 1024
 
@@ -152,9 +151,7 @@ def energy_per_token_j(summary: dict[str, Any], tokens: int) -> float | None:
 
 
 def _suspicions(cpu: dict[str, Any], gpus: Iterable[dict[str, Any]]) -> Iterable[str]:
-    """Why the numbers of this time may be wrong."""
-    if cpu["foreign_cores"] > FOREIGN_SHARE * cpu["threads"]:
-        yield f"other processes used {cpu['foreign_cores']:.1f} of {cpu['threads']} CPU threads"
+    """Why the numbers of this time may be wrong. Foreign CPU load is judged with the cell (``stream.validity``)."""
     if cpu["stolen_share"] > STOLEN_SHARE:
         yield f"the host took {100 * cpu['stolen_share']:.0f} % of this virtual machine's CPU time"
     if cpu["throttle_events"]:

@@ -14,11 +14,9 @@ from perfbook.report.table import Table
 from perfbook.server import log, preflight
 from perfbook.server.log import EngineFacts
 from perfbook.server.process import ServerHandle
-from perfbook.stream.load import Cell, measure
+from perfbook.stream.load import Cell
 from perfbook.study.prompts import numbered
 from perfbook.units import count, quantity
-
-FIRST_REQUEST = "01_deploy/first"
 
 
 def check(desk: Desk) -> Table | str:
@@ -91,10 +89,7 @@ def first_request(desk: Desk) -> Cell:
     workload = desk.variant.workload
     shape = desk.shape(tokens)
     with desk.measuring():
-        cell = measure(
-            desk.endpoint(), numbered(workload.prompt, 1, workload.seed), shape,
-            concurrency=1, requests=1, warmup=0, cell=FIRST_REQUEST,
-        )  # fmt: skip
+        cell = desk.measure(numbered(workload.prompt, 1, workload.seed), shape, key="first", concurrency=1, requests=1)
     row = cell.requests.to_pylist()[0]
     desk.record_cell(
         "first_request",

@@ -18,7 +18,6 @@ from perfbook.errors import BadInput
 from perfbook.figures import Figure
 from perfbook.figures.cells import statistic
 from perfbook.report.table import Column, Table
-from perfbook.stream.load import measure as measure_cell
 from perfbook.trace import TraceReport
 from perfbook.trace.compare import Inflation
 from perfbook.units import count, number, quantity
@@ -79,12 +78,10 @@ def _take(desk: Desk, concurrency: int) -> tuple[Path, ...]:
     prompts = desk.prompts(desk.variant.sweep.prompt_tokens, 2 * concurrency, workload.seed + 7_000_000 + concurrency)
     before = set(folder.rglob(TRACES))
     # The warm-up cell takes what a first batch of this size costs (compilation, allocation) out of the trace.
-    measure_cell(desk.endpoint(), prompts[:concurrency], shape, concurrency=concurrency, requests=concurrency, warmup=0)
+    desk.measure(prompts[:concurrency], shape, key="warm-up", concurrency=concurrency, requests=concurrency)
     server.endpoints.start_profile(iterations=plan.iterations, prefix=f"c{concurrency}")
     try:
-        measure_cell(
-            desk.endpoint(), prompts[concurrency:], shape, concurrency=concurrency, requests=concurrency, warmup=0
-        )
+        desk.measure(prompts[concurrency:], shape, key="profiled", concurrency=concurrency, requests=concurrency)
     finally:
         server.endpoints.stop_profile(STOP_TIMEOUT_S)
     return tuple(sorted(set(folder.rglob(TRACES)) - before))

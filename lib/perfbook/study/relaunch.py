@@ -12,7 +12,6 @@ from perfbook.errors import BadInput, ServerFailed
 from perfbook.figures.cells import statistic
 from perfbook.server import process
 from perfbook.stats.verdict import Launches
-from perfbook.stream.load import measure as measure_cell
 from perfbook.stream.workload import RequestShape
 from perfbook.study.screen import BASELINE
 
@@ -142,11 +141,8 @@ def measure_launch(
             count = concurrency * plan.requests_per_stream
             seed = workload.seed + 5_000_000 + 1000 * (order * len(plan.concurrency) + index)
             key = f"{launch.setting}/{launch.number}/{concurrency}"
-            cell = measure_cell(
-                desk.endpoint(), desk.prompts(sweep.prompt_tokens, count + concurrency, seed), shape,
-                concurrency=concurrency, requests=count, warmup=concurrency,
-                metrics=desk.counters, cell=f"{NOTEBOOK}/{key}",
-            )  # fmt: skip
+            prompts = desk.prompts(sweep.prompt_tokens, count + concurrency, seed)
+            cell = desk.measure(prompts, shape, key=key, concurrency=concurrency, requests=count, warmup=concurrency)
             values = {
                 "setting": launch.setting, "launch": launch.number, "block": launch.block, "order": order,
                 "ready_s": ready_s,

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 
 from perfbook.desk import Desk
-from perfbook.stream.load import measure as measure_cell
 from perfbook.study.prompts import numbered
 
 NOTEBOOK = "03_single_stream"
@@ -15,7 +14,6 @@ NOTEBOOK = "03_single_stream"
 def measure(desk: Desk, progress: Callable[[str], None]) -> None:
     """Measure every length once per repeat, the lengths in shuffled order within each repeat; one record each."""
     plan, workload = desk.variant.single_stream, desk.variant.workload
-    endpoint = desk.endpoint()
     shuffle = random.Random(workload.seed)
     prompts = numbered(workload.prompt, plan.repeats * len(plan.output_tokens), workload.seed + 1)
     order = 0
@@ -25,10 +23,7 @@ def measure(desk: Desk, progress: Callable[[str], None]) -> None:
                 progress(f"repeat {repeat + 1} of {plan.repeats}, {tokens} tokens")
                 shape = desk.shape(tokens)
                 key = f"{tokens}/{repeat}"
-                cell = measure_cell(
-                    endpoint, [prompts[order]], shape, concurrency=1, requests=1, warmup=0,
-                    metrics=desk.counters, cell=f"{NOTEBOOK}/{key}",
-                )  # fmt: skip
+                cell = desk.measure([prompts[order]], shape, key=key, concurrency=1, requests=1)
                 values = {"order": order, "repeat": repeat, "output_tokens_asked": tokens}
                 desk.record_cell("single_stream_cell", cell, values, key=key)
                 order += 1

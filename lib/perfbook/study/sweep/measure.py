@@ -9,7 +9,6 @@ from typing import Any
 
 from perfbook.desk import Desk
 from perfbook.params import Slo
-from perfbook.stream.load import measure as measure_cell
 
 NOTEBOOK = "04_sweep"
 
@@ -20,7 +19,6 @@ def measure(desk: Desk, progress: Callable[[str], None]) -> None:
     Every cell gets prompts of its own, distinct from their first cache block on.
     """
     plan, workload = desk.variant.sweep, desk.variant.workload
-    endpoint = desk.endpoint()
     shape = desk.shape(plan.output_tokens)
     shuffle, began, order = random.Random(workload.seed), time.monotonic(), 0
     skipped = []
@@ -36,11 +34,10 @@ def measure(desk: Desk, progress: Callable[[str], None]) -> None:
                 progress(f"block {repeat + 1} of {plan.repeats}, {concurrency} streams")
                 count = concurrency * plan.requests_per_stream
                 key = f"{concurrency}/{repeat}"
-                cell = measure_cell(
-                    endpoint, desk.prompts(plan.prompt_tokens, count + 1, workload.seed + 1000 * order), shape,
-                    concurrency=concurrency, requests=count, warmup=1,
-                    metrics=desk.counters, cell=f"{NOTEBOOK}/{key}",
-                )  # fmt: skip
+                prompts = desk.prompts(plan.prompt_tokens, count + 1, workload.seed + 1000 * order)
+                cell = desk.measure(
+                    prompts, shape, key=key, concurrency=concurrency, requests=count, warmup=1, progress=progress
+                )
                 seen = server_side(cell.reconciliation, cell.summary["duration_s"])
                 goodput = within_slo(cell.requests.to_pylist(), plan.slo)
                 desk.record_cell(
