@@ -151,7 +151,7 @@ def _rehearsed(variant: Variant, args: dict[str, Any], environment: dict[str, st
         ("GPUs, memory and who holds them", "devices"),
         (f"port {variant.server.port} of {variant.server.host}", "server.port"),
     ):
-        yield Problem("skipped", what, where, "a rehearsal does not need them", "perfbook check, on the machine itself")
+        yield Problem("skipped", what, where, "not needed to rehearse", "perfbook check, on the machine itself")
 
 
 def _misplaced(variant: Variant, args: dict[str, Any]) -> Problem | None:
