@@ -84,7 +84,7 @@ def test_set_overrides_and_is_validated(tmp_path: Path) -> None:
         (GOOD.replace("variant: demo\n", ""), "demo.yaml: 'variant' is missing"),
         (
             GOOD.replace("variant: demo", "variant: ../up"),
-            "demo.yaml:1: variant = '../up': string should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$'",
+            "demo.yaml:1: variant = '../up': should be a plain name: letters and digits, no blanks or slashes",
         ),
         (
             "variant: v\nserver: {}\n",
@@ -116,6 +116,22 @@ def test_set_overrides_and_is_validated(tmp_path: Path) -> None:
         ),
         (GOOD + "tuning: {1: a}\n", "demo.yaml:10: key 1 is not text; put it in quotes"),
         ("variant: [\n", "demo.yaml:2: not valid YAML (expected the node content, but found '<stream end>')"),
+        (
+            GOOD + "targets:\n",
+            "demo.yaml:10: targets = 'None': should be keys with values; leave it out for the defaults",
+        ),
+        (GOOD + 'on_end: ["a\\0b"]\n', "demo.yaml:10: 'on_end.0' holds the character U+0000; remove it"),
+        (
+            GOOD + 'workload: {prompt: "\\uD83D"}\n',
+            "demo.yaml:10: 'workload.prompt' holds the character U+D83D; remove it",
+        ),
+        (GOOD.replace("A: 1", '"A=B": 1'), "demo.yaml:7: server.env.A=B = 'A=B': no variable can have this name"),
+        ("a: &a {b: *a}\n", "demo.yaml: nested too deeply, or within itself"),
+        (
+            "a0: &a0 [1, 1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40)),
+            "demo.yaml: more than 50000 values, aliases (*name) counted each time",
+        ),
+        ("#" * 300_000, "demo.yaml: larger than 256 KiB; is this a parameter file?"),
         ("- a\n", "demo.yaml: holds list, not keys with values; start from params/template.yaml"),
         ("", "demo.yaml: holds NoneType, not keys with values; start from params/template.yaml"),
     ],

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -35,6 +36,13 @@ def _text_of_scalar(value: object) -> object:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+def _name_of_variable(name: str) -> str:
+    if not name or "=" in name:
+        raise ValueError("no variable can have this name")
+    return name
+
+
+EnvName = Annotated[str, AfterValidator(_name_of_variable)]
 EnvText = Annotated[str, BeforeValidator(_text_of_scalar)]
 
 
@@ -61,7 +69,7 @@ class Server(Section):
     )
     served_name: str | None = Field(None, description="the model name in requests; default: from the model")
     args: dict[str, JsonValue] = Field({}, description="vLLM's own options, without the leading dashes")
-    env: dict[str, EnvText] = Field({}, description="environment variables of the server")
+    env: dict[EnvName, EnvText] = Field({}, description="environment variables of the server")
     host: str = Field("127.0.0.1", description="address to bind; other machines can reach anything but loopback")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="0 takes a free one")
     base_url: str | None = Field(None, description="attach to this server instead of starting one")
@@ -190,7 +198,7 @@ class Profile(Section):
 class Setting(Section):
     """One setting to try: what it changes at the launch, on top of the server's own options and environment."""
 
-    env: dict[str, EnvText] = Field({}, description="environment variables")
+    env: dict[EnvName, EnvText] = Field({}, description="environment variables")
     args: dict[str, JsonValue] = Field({}, description="vLLM's options; null takes one away")
 
     @model_validator(mode="after")
@@ -293,7 +301,7 @@ def _explain(error: ValidationError, document: Document) -> str:
     """The first problem in one line; how many more there are."""
     problems = error.errors(include_url=False)
     first = problems[0]
-    path = tuple(first["loc"])
+    path = tuple(part for part in first["loc"] if part != "[key]")
     dotted = ".".join(str(part) for part in path)
     where = document.where(path)
     value = first["input"]
@@ -306,6 +314,10 @@ def _explain(error: ValidationError, document: Document) -> str:
         said = f"{dotted!r} is missing"
     else:
         reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
+        if first["type"] in ("dict_type", "model_type"):
+            reason = "should be keys with values; leave it out for the defaults"
+        elif first["type"] == "string_pattern_mismatch":
+            reason = "should be a plain name: letters and digits, no blanks or slashes"
         shown = "" if isinstance(value, Mapping) else f" = {str(value)[:60]!r}"
         # A message that begins with a name (HF_TOKEN …) keeps it as it is written.
         said = f"{dotted}{shown}: {reason[0].lower() + reason[1:] if reason[1:2].islower() else reason}"

@@ -15,6 +15,9 @@ from perfbook.errors import BadInput
 
 KeyPath = tuple[int | str, ...]
 
+_LARGEST_BYTES = 2**18
+_MOST_VALUES = 50_000
+
 
 @dataclass(frozen=True)
 class Document:
@@ -55,11 +58,15 @@ def read_yaml(path: Path) -> Document:
     Raises
     ------
     BadInput
-        No such file, not text, not YAML, not a mapping, a key given twice, a value that would not survive the
-        way to a notebook (NaN, dates, keys that are not text).
+        No such file, far too large, not text, not YAML, not a mapping, a key given twice, a value that would not
+        survive the way to a notebook or a program (NaN, dates, keys that are not text, NUL).
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            raw = file.read(_LARGEST_BYTES + 1)  # it may be a device, or a log named by mistake
+        if len(raw) > _LARGEST_BYTES:
+            raise BadInput(f"{path}: larger than {_LARGEST_BYTES // 1024} KiB; is this a parameter file?")
+        text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadInput(f"{path}: not UTF-8 text (byte {error.start})") from None
     except OSError as error:
@@ -87,14 +94,21 @@ def _parse(text: str, origin: str) -> tuple[Any, dict[KeyPath, int]]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise BadInput(f"{origin}:{line}: not valid YAML ({error.problem or error.context})") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise BadInput(f"{origin}: nested too deeply, or within itself") from None
+    except (yaml.YAMLError, ValueError) as error:
         raise BadInput(f"{origin}: not valid YAML ({str(error).splitlines()[0]})") from None
     _check_plain(values, (), Document({}, origin, lines))
     return values, lines
 
 
 def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], origin: str) -> None:
-    """Record the line of every key; refuse a key that stands twice, of which YAML would keep the last."""
+    """Record the line of every key; refuse a key that stands twice, of which YAML would keep the last.
+
+    Aliases are followed each time they stand: a few lines of them can mean billions of values.
+    """
+    if len(lines) > _MOST_VALUES:
+        raise BadInput(f"{origin}: more than {_MOST_VALUES} values, aliases (*name) counted each time")
     if isinstance(node, yaml.MappingNode):
         for key_node, value_node in node.value:
             key = (*path, str(key_node.value))
@@ -117,13 +131,22 @@ def _check_plain(value: Any, path: KeyPath, document: Document) -> None:
         for key, item in value.items():
             if not isinstance(key, str):
                 raise BadInput(f"{document.where((*path, str(key)))}: key {key!r} is not text; put it in quotes")
+            _check_plain(key, (*path, key), document)
             _check_plain(item, (*path, key), document)
     elif isinstance(value, list):
         for index, item in enumerate(value):
             _check_plain(item, (*path, index), document)
     elif isinstance(value, float) and not math.isfinite(value):
         raise BadInput(f"{document.where(path)}: {'.'.join(map(str, path))} is {value}; use null for unknown")
-    elif not isinstance(value, str | int | float | bool | None):
+    elif isinstance(value, str):
+        if odd := _unwritable(value):
+            raise BadInput(f"{document.where(path)}: {'.'.join(map(str, path))!r} holds the character {odd}; remove it")
+    elif not isinstance(value, int | float | bool | None):
         raise BadInput(
             f"{document.where(path)}: {'.'.join(map(str, path))} was read as a {type(value).__name__}; put it in quotes"
         )
+
+
+def _unwritable(text: str) -> str:
+    """The first character that no program's argument (NUL) or no file (half a surrogate pair) can hold."""
+    return next((f"U+{ord(one):04X}" for one in text if one == "\0" or "\ud800" <= one <= "\udfff"), "")
