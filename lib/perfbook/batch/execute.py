@@ -56,7 +56,8 @@ def execute(notebook: Notebook, output: Path, parameters: Mapping[str, Any]) -> 
                 progress_bar=False,
                 log_output=False,
                 cwd=str(notebook.path.parent),
-                extra_arguments=["--IPKernelApp.log_level=ERROR"],
+                # jupyter interrupts a kernel before it ends it; that would stand on the terminal as an ERROR
+                extra_arguments=["--IPKernelApp.log_level=CRITICAL"],
             )
     except PapermillExecutionError as error:
         reason = one_line(f"{error.ename}: {error.evalue}")

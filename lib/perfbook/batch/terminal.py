@@ -32,7 +32,7 @@ class Terminal:
     """Progress on standard error, the report's path on standard output."""
 
     def __init__(self) -> None:
-        self.err = Console(stderr=True, highlight=False)
+        self.err = Console(stderr=True, highlight=False, soft_wrap=True)  # one line stays one: paths can be copied
         self.started = time.monotonic()
         self.seen = 0
 
@@ -98,7 +98,7 @@ class Terminal:
         for result in results:
             table.add_row(*_row(result))
         self.err.print(f"\n[dim]{duration(time.monotonic() - self.started)}[/]")
-        self.err.print(table)
+        self.err.print(table, soft_wrap=False)
         for result in results:
             if result.report is not None:
                 sys.stdout.write(f"{result.report}\n")
