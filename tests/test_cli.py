@@ -118,5 +118,5 @@ def test_every_command_is_in_the_readme() -> None:
 
 def test_make_targets_in_the_readme_exist() -> None:
     makefile = (paths.repository() / "Makefile").read_text()
-    for target in set(re.findall(r"`?make ([a-z-]+)", (paths.repository() / "README.md").read_text())):
+    for target in set(re.findall(r"(?:^|`)make ([a-z-]+)", (paths.repository() / "README.md").read_text(), flags=re.M)):
         assert re.search(rf"^{target}:", makefile, flags=re.M), target

@@ -7,10 +7,8 @@ notebooks go on where they do not depend on the one that failed.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 import psutil
 
 from perfbook.batch.execute import Outcome, execute
+from perfbook.batch.interrupts import Interrupts, interruptible, undisturbed
 from perfbook.batch.sequence import Notebook, select, sequence
 from perfbook.batch.terminal import Terminal
 from perfbook.errors import BadInput, PerfbookError
@@ -85,14 +84,14 @@ def run_campaign(files: Sequence[Path], options: Options, terminal: Terminal | N
             raise BadInput(f"{variant.variant}: on_end would run {variant.on_end}: allow it with --allow-commands")
     done: list[Result] = []
     interrupted = False
-    with _terminate_like_interrupt(), host_lock(f"perfbook run {', '.join(v.variant for v in variants)}"):
+    with interruptible() as interrupts, host_lock(f"perfbook run {', '.join(v.variant for v in variants)}"):
         for left in process.stop_everything(_abandoned()):
             terminal.note(f"stopped a server that an earlier run had left: {left}")
         for variant in variants:
             result = Result(variant.variant)
             done.append(result)
             try:
-                interrupted = _run_variant(variant, notebooks, options, terminal, result)
+                interrupted = _run_variant(variant, notebooks, options, terminal, result, interrupts)
             except PerfbookError as error:
                 result.error = str(error)
                 terminal.problem(result.error)
@@ -105,7 +104,12 @@ def run_campaign(files: Sequence[Path], options: Options, terminal: Terminal | N
 
 
 def _run_variant(
-    variant: Variant, notebooks: Sequence[Notebook], options: Options, terminal: Terminal, result: Result
+    variant: Variant,
+    notebooks: Sequence[Notebook],
+    options: Options,
+    terminal: Terminal,
+    result: Result,
+    interrupts: Interrupts,
 ) -> bool:
     """One variant; returns whether it was interrupted."""
     found = Run.latest(variant.variant, rehearsed=options.rehearse) if options.resume else None
@@ -118,10 +122,11 @@ def _run_variant(
     try:
         _run_notebooks(run, variant, notebooks, options, terminal, result)
     except KeyboardInterrupt:
+        interrupts.acknowledge()
         interrupted = True
         terminal.note("interrupted: stopping the server, writing the report")
     finally:
-        with _undisturbed():
+        with undisturbed():
             if not options.keep_server and variant.server.base_url is None:
                 terminal.note(str(process.stop(run)).splitlines()[0])
             run.write_header({"finished": now_utc()})
@@ -236,26 +241,3 @@ def _run_on_end(command: list[str], run: Run, terminal: Terminal) -> None:
         terminal.note(f"on_end exited with {code}")
     except (OSError, subprocess.TimeoutExpired) as error:
         terminal.problem(f"on_end failed: {error}")
-
-
-@contextmanager
-def _terminate_like_interrupt() -> Iterator[None]:
-    """SIGTERM ends a campaign as Ctrl-C does: server stopped, report written."""
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Stopping is bounded in time and must not be cut short by a second Ctrl-C."""
-    handlers: dict[signal.Signals, Callable[..., Any] | int | None] = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        handlers[number] = signal.signal(number, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)

@@ -52,7 +52,7 @@ def run_jobs(
             with (folder / f"output-{index}.txt").open("wb") as output:
                 running.append(
                     subprocess.Popen(
-                        [sys.executable, "-P", "-m", module, f"job-{index}.json", f"result-{index}.json"],
+                        [sys.executable, "-u", "-P", "-m", module, f"job-{index}.json", f"result-{index}.json"],
                         cwd=folder,
                         env=dict(env),
                         stdin=subprocess.DEVNULL,
