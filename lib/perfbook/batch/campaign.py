@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import psutil
 
 from perfbook.batch.execute import Outcome, execute
 from perfbook.batch.interrupts import Interrupts, interruptible, undisturbed
+from perfbook.batch.result import Result
 from perfbook.batch.sequence import Notebook, select, sequence
 from perfbook.batch.terminal import Terminal
 from perfbook.errors import BadInput, PerfbookError
@@ -48,22 +49,6 @@ class Options:
     force: bool = False
     allow_commands: bool = False
     rehearse: bool = False
-
-
-@dataclass
-class Result:
-    """How one variant went."""
-
-    variant: str
-    run: Run | None = None
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    error: str = ""
-    report: Path | None = None
-
-    @property
-    def complete(self) -> bool:
-        """Every notebook completed, in this run or (resumed) before."""
-        return not self.error and all(outcome.status == "completed" for outcome in self.outcomes.values())
 
 
 def run_campaign(files: Sequence[Path], options: Options, terminal: Terminal | None = None) -> int:

@@ -10,20 +10,18 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from perfbook.batch.execute import Outcome
+from perfbook.batch.result import Result
 from perfbook.progress import FILE_VARIABLE
 from perfbook.record import jsonl
 from perfbook.record.run import Run
 from perfbook.units import duration
-
-if TYPE_CHECKING:
-    from perfbook.batch.campaign import Result
 
 _MARKS = {"problem": "[red]✗[/]", "warning": "[yellow]![/]", "info": "[cyan]·[/]", "good": "[green]✓[/]"}
 
