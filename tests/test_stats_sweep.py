@@ -219,6 +219,12 @@ def test_slo_limit_and_its_interval() -> None:
 def test_slo_never_and_always_met() -> None:
     never = find_slo_limit({1: [False], 2: [True]})
     assert (never.concurrency, never.meets_again) == (None, (2,))
+    assert never.sentence == "The SLO is missed at the lowest concurrency, yet met at 2: these cells give no limit."
+    assert find_slo_limit({1: [False], 2: [False]}).sentence == "The SLO is missed at every concurrency measured."
+    sometimes = find_slo_limit({1: [True, False], 2: [False, False]})
+    assert sometimes.sentence == (
+        "The SLO is missed at every concurrency measured, though some repeats meet it up to 1."
+    )
     assert find_slo_limit({1: [True], 2: [True]}).reached_end
     assert find_slo_limit({1: [True], 2: [False], 4: [True]}).meets_again == (4,)
 

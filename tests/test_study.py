@@ -5,11 +5,13 @@ import pytest
 
 from perfbook.errors import MeasurementFailed
 from perfbook.params import Question, Slo, Targets
+from perfbook.stats import find_slo_limit
 from perfbook.stream.ask import Answer
-from perfbook.study import single_stream, sweep, verify
+from perfbook.study import doubts, single_stream, sweep, verify
 from perfbook.study.conclusion import hold_targets
+from perfbook.study.doubts import group_reasons
 from perfbook.study.prompts import numbered
-from perfbook.study.sweep.view import group_reasons
+from perfbook.study.sweep.view import slo_in_words, slo_rule
 
 PARIS = Question(ask="Capital of France?", expect=["Paris"])
 
@@ -222,6 +224,38 @@ def test_targets_are_held_against_the_summary() -> None:
         ("best throughput", None),
     ]
     assert got[0].sentence == "single-stream decode rate at least 40 tok/s (measured 80.1 tok/s)"
+
+
+def test_a_target_inside_the_interval_is_undecided() -> None:
+    """A median on the right side decides nothing while its interval reaches the other side."""
+    estimates = {"decode": {"low_tok_s": 4.9, "high_tok_s": 31.6}, "ttft": {"low_ms": 58.0, "high_ms": 394.0}}
+    cells = [
+        {"concurrency": 32, "output_tok_s_plateau": rate, "output_tok_s": 1.0, "validity": {"verdict": "valid"}}
+        for rate in (280.8, 342.7)
+    ]
+    measured = {
+        "single_stream": {"decode_tok_s": 15.7, "ttft_ms": 183.0, "estimates": estimates},
+        "sweep": {"best_tok_s": 311.8, "best_concurrency": 32, "cells": cells},
+    }
+    got = hold_targets(Targets(single_stream_tok_s=10, ttft_ms=1000, best_tok_s=300), measured)
+    assert [(t.met, t.verdict) for t in got] == [(True, "undecided"), (True, "met"), (True, "undecided")]
+    assert got[0].sentence == "single-stream decode rate at least 10 tok/s (measured 15.7 tok/s [4.9, 31.6])"
+    assert hold_targets(Targets(ttft_ms=50), measured)[0].verdict == "missed"
+    assert hold_targets(Targets(ttft_ms=100), measured)[0].verdict == "undecided"
+
+
+def test_claims_from_doubtful_cells_say_so() -> None:
+    valid, suspect = ({"validity": {"verdict": word, "reasons": [word]}} for word in ("valid", "suspect"))
+    assert doubts.sentence([valid, valid]) == ""
+    assert doubts.sentence([valid, suspect]) == " Read with care: 1 of 2 cells are suspect or invalid."
+    assert doubts.reasons([valid, suspect]) == "suspect (1 cell)"
+
+
+def test_an_slo_met_above_a_miss_decides_nothing() -> None:
+    assert slo_rule(find_slo_limit({1: [False], 2: [True]})) == "slo_unclear"
+    assert slo_rule(find_slo_limit({1: [False], 2: [False]})) == "slo_missed"
+    assert slo_rule(find_slo_limit({1: [True], 2: [False]})) == "slo_met"
+    assert slo_in_words(Slo(ttft_ms=2000)) == "SLO TTFT ≤ 2000 ms, for at least 95 % of a cell's requests"
 
 
 def test_numbered_prompts_differ_from_the_start() -> None:

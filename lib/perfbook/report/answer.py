@@ -132,8 +132,10 @@ def targets(evidence: Evidence) -> Table | None:
             f"{row['target']:g} {units.label(str(row.get('unit') or ''))}"
             if finite(row.get("target"))
             else units.UNKNOWN,
-            _quantity(row, "value"),
-            _MET.get(row.get("met"), "not measured"),
+            units.interval(
+                finite(row.get("value")), finite(row.get("low")), finite(row.get("high")), str(row.get("unit") or "")
+            ),
+            str(row.get("verdict") or _MET.get(row.get("met"), "not measured")),
         )
         for row in evidence.rows("targets")
     ]
@@ -143,7 +145,8 @@ def targets(evidence: Evidence) -> Table | None:
 def targets_met(evidence: Evidence) -> str:
     """``2 of 3``, or nothing when no target was judged."""
     rows = evidence.rows("targets")
-    return f"{sum(row.get('met') is True for row in rows)} of {len(rows)}" if rows else ""
+    met = sum(row.get("verdict", _MET.get(row.get("met"))) == "met" for row in rows)
+    return f"{met} of {len(rows)}" if rows else ""
 
 
 def bottlenecks(evidence: Evidence) -> list[tuple[str, str]]:
@@ -196,7 +199,7 @@ def _single(evidence: Evidence) -> Headline:
     return Headline(
         "Single stream",
         units.quantity(value, "tok_s"),
-        tuple(text for text in (_interval(part, "decode", "tok_s"), f"{tpot} per token") if text),
+        tuple(text for text in (_interval(part, "decode", "tok_s"), f"{tpot} per token", _doubtful(part)) if text),
         SINGLE,
     )
 
@@ -207,7 +210,14 @@ def _first_token(evidence: Evidence) -> Headline:
     if value is None:
         return _missing(evidence, "First token", SINGLE)
     interval = _interval(part, "ttft", "ms")
-    return Headline("First token", units.quantity(value, "ms"), (interval or "one stream",), SINGLE)
+    details = tuple(text for text in (interval or "one stream", _doubtful(part)) if text)
+    return Headline("First token", units.quantity(value, "ms"), details, SINGLE)
+
+
+def _doubtful(single: Mapping[str, Any]) -> str:
+    """How many requests of the single stream something speaks against."""
+    count = finite(single.get("not_valid"))
+    return f"{count} of {single.get('requests')} requests suspect or invalid" if count else ""
 
 
 def _plateau(evidence: Evidence) -> Headline:
@@ -225,9 +235,20 @@ def _plateau(evidence: Evidence) -> Headline:
     return Headline(
         "Plateau" if knee is not None else "Best throughput",
         units.quantity(value, "tok_s"),
-        tuple(text for text in (where, limit, _doubts(part)) if text),
+        tuple(text for text in (where, limit, _repeats(part), _doubts(part)) if text),
         SWEEP,
     )
+
+
+def _repeats(sweep: Mapping[str, Any]) -> str:
+    """What the repeats of the best concurrency spread over, and how many there are."""
+    cells = [c for c in mappings(sweep.get("cells")) if c.get("concurrency") == sweep.get("best_concurrency")]
+    rates = sorted(
+        r for c in cells if (r := finite(c.get("output_tok_s_plateau") or c.get("output_tok_s"))) is not None
+    )
+    if len(rates) < 2:
+        return "one run of that cell" if rates else ""
+    return f"median of {len(rates)} repeats, {units.number(rates[0])}–{units.number(rates[-1])}"
 
 
 def _doubts(sweep: Mapping[str, Any]) -> str:
@@ -263,10 +284,6 @@ def _interval(part: Mapping[str, Any], name: str, unit: str) -> str:
     ends = units.interval(value, low, high).partition(" ")[2].strip("[]").replace(", ", "–")
     confidence = units.number(100 * (finite(estimate.get("confidence")) or 0.95), 2)
     return f"{confidence} % interval {ends}, n = {estimate.get('n')}"
-
-
-def _quantity(row: Mapping[str, Any], key: str) -> str:
-    return units.quantity(finite(row.get(key)), str(row.get("unit") or ""))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from perfbook import units
 
 _TONES = {
     **dict.fromkeys(("met", "valid", "right", "faster", "completed"), "good"),
-    **dict.fromkeys(("suspect", "cut off", "interrupted", "skipped", "too few launches"), "warning"),
+    **dict.fromkeys(("suspect", "undecided", "cut off", "interrupted", "skipped", "too few launches"), "warning"),
     **dict.fromkeys(("missed", "invalid", "wrong", "slower", "failed"), "problem"),
 }  # verdict words, coloured by the report wherever they stand alone
 _SHORT = 32  # characters of a column that is not broken into lines

@@ -181,7 +181,11 @@ class SloLimit(Result):
     def sentence(self) -> str:
         """The limit in words."""
         if self.concurrency is None:
-            return "The SLO is missed at every concurrency from the lowest up."
+            if self.meets_again:
+                again = ", ".join(map(str, self.meets_again))
+                return f"The SLO is missed at the lowest concurrency, yet met at {again}: these cells give no limit."
+            text = "The SLO is missed at every concurrency measured"
+            return f"{text}, though some repeats meet it up to {self.high}." if self.high else f"{text}."
         if self.reached_end:
             return f"The SLO is met up to {self.concurrency}, the highest concurrency measured."
         text = f"The SLO is met up to concurrency {self.concurrency}"

@@ -11,15 +11,24 @@ from typing import Any
 
 from perfbook.desk import Desk, Verdict
 from perfbook.errors import OutOfOrder
+from perfbook.figures.cells import throughput_tok_s
 from perfbook.params import Targets
 from perfbook.record import findings, summary
 from perfbook.report.table import Table
-from perfbook.units import label, quantity
+from perfbook.study import doubts
+from perfbook.units import interval, label
+
+_RULES = {
+    "met": "target_met",
+    "missed": "target_missed",
+    "undecided": "target_undecided",
+    "not measured": "target_unknown",
+}
 
 
 @dataclass(frozen=True)
 class Target:
-    """A target held against what was measured; ``met`` None: not measured."""
+    """A target held against what was measured; ``low``, ``high``: the measured value's interval where it has one."""
 
     name: str
     target: float
@@ -27,19 +36,43 @@ class Target:
     at_least: bool
     value: float | None
     notebook: str
+    low: float | None = None
+    high: float | None = None
 
     @property
     def met(self) -> bool | None:
-        """Whether the measured median is on the right side."""
-        if self.value is None:
+        """Whether the measured median is on the right side; None: not measured."""
+        return None if self.value is None else self._holds(self.value)
+
+    @property
+    def decided(self) -> bool | None:
+        """Whether the whole interval lies on the median's side; None where there is no interval."""
+        if self.low is None or self.high is None or self.met is None:
             return None
-        return self.value >= self.target if self.at_least else self.value <= self.target
+        return self._holds(self.low) == self._holds(self.high) == self.met
+
+    @property
+    def verdict(self) -> str:
+        """``met``, ``missed``, ``undecided`` (the interval reaches both sides) or ``not measured``."""
+        if self.met is None:
+            return "not measured"
+        if self.decided is False:
+            return "undecided"
+        return "met" if self.met else "missed"
+
+    def _holds(self, value: float) -> bool:
+        return value >= self.target if self.at_least else value <= self.target
+
+    @property
+    def measured(self) -> str:
+        """``80.1 tok/s [78.0, 81.2]``."""
+        return interval(self.value, self.low, self.high, self.unit)
 
     @property
     def sentence(self) -> str:
         """``single-stream decode rate at least 40 tok/s (measured 80.1 tok/s)``."""
         side = "at least" if self.at_least else "at most"
-        measured = f"measured {quantity(self.value, self.unit)}" if self.value is not None else "not measured"
+        measured = f"measured {self.measured}" if self.value is not None else "not measured"
         return f"{self.name} {side} {_round(self.target)} {label(self.unit)} ({measured})"
 
 
@@ -48,17 +81,38 @@ def hold_targets(targets: Targets, measured: Mapping[str, Any]) -> list[Target]:
     single, sweep = measured.get("single_stream") or {}, measured.get("sweep") or {}
     decode, best = single.get("decode_tok_s"), sweep.get("best_tok_s")
     ttft, tpot, stream = single.get("ttft_ms"), single.get("tpot_ms"), "03_single_stream"
+    estimates = single.get("estimates") or {}
+
+    def ends(name: str, unit: str) -> tuple[float | None, float | None]:
+        estimate = estimates.get(name) or {}
+        return estimate.get(f"low_{unit}"), estimate.get(f"high_{unit}")
+
     rows = (
-        ("single-stream decode rate", targets.single_stream_tok_s, "tok_s", True, decode, stream),
-        ("single-stream TTFT", targets.ttft_ms, "ms", False, ttft, stream),
-        ("single-stream TPOT", targets.tpot_ms, "ms", False, tpot, stream),
-        ("best throughput", targets.best_tok_s, "tok_s", True, best, "04_sweep"),
+        (
+            "single-stream decode rate",
+            targets.single_stream_tok_s,
+            "tok_s",
+            True,
+            decode,
+            stream,
+            ends("decode", "tok_s"),
+        ),
+        ("single-stream TTFT", targets.ttft_ms, "ms", False, ttft, stream, ends("ttft", "ms")),
+        ("single-stream TPOT", targets.tpot_ms, "ms", False, tpot, stream, ends("tpot", "ms")),
+        ("best throughput", targets.best_tok_s, "tok_s", True, best, "04_sweep", _repeats(sweep)),
     )
     return [
-        Target(name, float(target), unit, at_least, value, notebook)
-        for name, target, unit, at_least, value, notebook in rows
+        Target(name, float(target), unit, at_least, value, notebook, *ends)
+        for name, target, unit, at_least, value, notebook, ends in rows
         if target is not None
     ]
+
+
+def _repeats(sweep: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """Lowest and highest repeat of the best concurrency: too few for an interval, yet they show what to expect."""
+    cells = [c for c in sweep.get("cells") or [] if c["concurrency"] == sweep.get("best_concurrency")]
+    rates = [rate for cell in cells if (rate := throughput_tok_s(cell)) is not None]
+    return (min(rates), max(rates)) if len(rates) > 1 else (None, None)
 
 
 def _round(target: float) -> str:
@@ -83,20 +137,23 @@ def judge(desk: Desk) -> list[Target]:
                     "at_least": t.at_least,
                     "value": t.value,
                     "met": t.met,
+                    "low": t.low,
+                    "high": t.high,
+                    "verdict": t.verdict,
                 }
                 for t in targets
             ]
         },
     )
     for target in targets:
-        rule = {True: "target_met", False: "target_missed", None: "target_unknown"}[target.met]
+        rule = _RULES[target.verdict]
         desk.find(
             rule,
             subject=target.name,
             target=target.sentence,
             where=target.notebook,
             next_step=f"See {target.notebook} and the findings below for what limits it.",
-            evidence=f"{target.notebook}: {quantity(target.value, target.unit)}",
+            evidence=f"{target.notebook}: {target.measured}.{_doubt(target.notebook, measured)}",
             records=[record],
         )
     return targets
@@ -106,13 +163,12 @@ def target_table(targets: list[Target]) -> Table | str:
     """Targets, met or not."""
     if not targets:
         return "The parameter file sets no targets."
-    words = {True: "met", False: "missed", None: "not measured"}
     rows = [
         (
             t.name,
             f"{'≥' if t.at_least else '≤'} {_round(t.target)} {label(t.unit)}",
-            quantity(t.value, t.unit),
-            words[t.met],
+            t.measured,
+            t.verdict,
             t.notebook,
         )
         for t in targets
@@ -131,16 +187,29 @@ def finding_table(desk: Desk) -> Table:
 def conclude(desk: Desk, targets: list[Target]) -> Verdict:
     """Targets, bottleneck, and whether the numbers can be trusted."""
     measured = summary.summarise(desk.run)
-    met, known = sum(t.met is True for t in targets), [t for t in targets if t.met is not None]
-    parts = [f"{met} of {len(targets)} targets met" if targets else "no targets set"]
-    if len(known) < len(targets):
-        parts.append(f"{len(targets) - len(known)} not measured")
+    verdicts = [t.verdict for t in targets]
+    parts = [f"{verdicts.count('met')} of {len(targets)} targets met" if targets else "no targets set"]
+    parts += [f"{verdicts.count(word)} {word}" for word in ("undecided", "not measured") if word in verdicts]
     for regime, sentence in (measured["bottleneck"] or {}).items():
-        parts.append(f"at {regime}: {sentence.rstrip('.')}")
+        parts.append(f"at {regime}: {sentence.partition(f' {doubts.MARK}')[0].rstrip('.')}")
     trust = {
         "verified": "the answers were verified first",
         "wrong": "THE ANSWERS ARE WRONG: no rate here counts",
     }
     parts.append(trust.get(measured["answers"], "the answers were not checked (02_verify has not run)"))
+    doubtful = [text for notebook in ("03_single_stream", "04_sweep") if (text := _doubt(notebook, measured))]
     sentence = "; ".join(parts)
-    return desk.conclude(sentence[:1].upper() + sentence[1:] + ".")
+    return desk.conclude(sentence[:1].upper() + sentence[1:] + "." + "".join(doubtful))
+
+
+def _doubt(notebook: str, measured: Mapping[str, Any]) -> str:
+    """What speaks against a notebook's cells, as a sentence to follow a claim."""
+    if notebook == "04_sweep":
+        return doubts.sentence((measured.get("sweep") or {}).get("cells") or [], "cells of 04_sweep")
+    single = measured.get("single_stream") or {}
+    count = single.get("not_valid")
+    return (
+        f" {doubts.MARK}: {count} of {single['requests']} requests of {notebook} are suspect or invalid."
+        if count
+        else ""
+    )

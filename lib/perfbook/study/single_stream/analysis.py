@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,8 @@ class SingleStream:
         steady from the first of them.
     first_tok_s, steady_tok_s : float or None
         Blended rate of the launch's first request, and of later ones of the same length.
+    cells : tuple of mappings
+        The records of the requests, one each, with their validity.
     """
 
     lengths: tuple[Length, ...]
@@ -58,6 +61,7 @@ class SingleStream:
     warm_up: stats.WarmUp
     first_tok_s: float | None
     steady_tok_s: float | None
+    cells: tuple[Mapping[str, Any], ...] = ()
     launch: str = "one launch: intervals say how requests vary within it, not how launches do"
 
     @property
@@ -133,7 +137,7 @@ def load(desk: Desk) -> SingleStream:
     events = tables.read(desk.run.path / "events.parquet").to_pandas()
     events = events[events.cell.isin(list(cells))]
     first = desk.run.record("first_request")
-    return analyse(requests.sort_values("order"), events, first)
+    return replace(analyse(requests.sort_values("order"), events, first), cells=tuple(cells.values()))
 
 
 @dataclass(frozen=True)

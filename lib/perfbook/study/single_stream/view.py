@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from perfbook import figures
 from perfbook.desk import Desk, Verdict
 from perfbook.figures import Figure
 from perfbook.record import tables
 from perfbook.report.table import Column, Table
 from perfbook.stats import Estimate
+from perfbook.study import doubts
 from perfbook.study.single_stream.analysis import SingleStream, gaps, rate_of
 from perfbook.study.single_stream.measure import NOTEBOOK
 from perfbook.units import number, quantity
@@ -24,13 +28,14 @@ def length_table(result: SingleStream) -> Table:
             str(x.tpot),
             number(_rate(x.tpot)),
             number(x.blended.value),
+            _validity([cell for cell in result.cells if cell["output_tokens_asked"] == x.tokens]),
         )
         for x in result.lengths
     ]
     return Table(
         [
             Column("output length", "tokens"), "requests", "failed", "TTFT, median", "TPOT, median",
-            Column("decode rate", "tok_s"), Column("blended rate", "tok_s"),
+            Column("decode rate", "tok_s"), Column("blended rate, median", "tok_s"), "validity",
         ],
         rows,
         caption=f"One stream; {result.launch}",
@@ -90,12 +95,12 @@ def attribution_table(result: SingleStream) -> Table | str:
     if result.attribution is None:
         return "One length only: there is no gap to attribute."
     parts = [(p.cause, p.seconds, p.tok_s) for p in result.attribution.parts]
-    total = ("gap", result.attribution.gap_s, result.attribution.gap_tok_s)
+    total = ("sum: the whole gap", result.attribution.gap_s, result.attribution.gap_tok_s)
     short, long = (length.tokens for length in result.lengths[-2:])
     return Table(
         ["cause", Column("time", "s", sign=True), Column("rate", "tok_s", sign=True)],
         [*parts, total],
-        caption=f"Why {long} tokens take {result.attribution.ratio:g} times {short} tokens plus the gap",
+        caption=f"From {result.attribution.ratio:g} × {short} tokens to {long} tokens, on means over the requests",
     )
 
 
@@ -122,15 +127,28 @@ def conclude(desk: Desk, result: SingleStream) -> Verdict:
             "warm_up": result.warm_up.to_json(),
             "requests": sum(x.requests for x in result.lengths),
             "failed": sum(x.failed for x in result.lengths),
+            "not_valid": len(doubts.not_valid(result.cells)),
         },
     )
+    doubt = doubts.sentence(result.cells, "requests")
+    if doubt:
+        desk.find(
+            "cells_not_valid",
+            subject="single stream",
+            count=len(doubts.not_valid(result.cells)),
+            cells=f"{len(result.cells)} single-stream requests",
+            where=desk.notebook,
+            evidence=doubts.reasons(result.cells),
+            records=[record],
+        )
     if result.first_tok_s is not None and result.steady_tok_s is not None:
         desk.record("warmup", {"first_request_tok_s": result.first_tok_s, "steady_tok_s": result.steady_tok_s})
         desk.find(
             "warm_up",
             first=quantity(result.first_tok_s, "tok_s"),
             steady=quantity(result.steady_tok_s, "tok_s"),
-            evidence=f"first request of this launch against the median of {result.lengths[0].requests} later ones",
+            evidence=f"first request of this launch against the median of {result.lengths[0].requests} later ones."
+            + doubt,
             records=[record],
         )
     if slope is not None and slope.low is not None and slope.low > 0:
@@ -139,7 +157,7 @@ def conclude(desk: Desk, result: SingleStream) -> Verdict:
             slope=quantity(slope.value, "us_per_token"),
             longest=longest.tokens,
             shortest=result.lengths[0].tokens,
-            evidence=f"TPOT over position: {slope}",
+            evidence=f"TPOT over position: {slope}.{doubt}",
             records=[record],
         )
     if result.drift.detected or result.warm_up.over is False:
@@ -149,7 +167,7 @@ def conclude(desk: Desk, result: SingleStream) -> Verdict:
     return desk.conclude(
         f"One stream decodes at {decode} (TPOT {quantity(longest.tpot.value, 'ms')} over {longest.tokens} tokens), "
         f"after {quantity(result.ttft.value, 'ms')} to the first token; "
-        f"{_slope_in_words(slope)}."
+        f"{_slope_in_words(slope)}.{doubt}"
     )
 
 
@@ -161,6 +179,12 @@ def _slope_in_words(slope: Estimate | None) -> str:
     if slope.low <= 0 <= slope.high:
         return f"no effect of the token's position detected ({slope})"
     return f"each token of position adds {slope}"
+
+
+def _validity(cells: list[Mapping[str, Any]]) -> str:
+    """``valid``, or how many of the requests are not."""
+    doubtful = len(doubts.not_valid(cells))
+    return f"{doubtful} of {len(cells)} suspect or invalid" if doubtful else "valid" if cells else "unknown"
 
 
 def _rate(tpot: Estimate) -> float | None:

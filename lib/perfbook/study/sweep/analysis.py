@@ -10,6 +10,7 @@ from perfbook import stats
 from perfbook.desk import Desk
 from perfbook.errors import MeasurementFailed
 from perfbook.figures.cells import statistic, throughput_tok_s
+from perfbook.study import doubts
 from perfbook.study.sweep.measure import NOTEBOOK
 
 CellRecord = Mapping[str, Any]
@@ -38,7 +39,7 @@ class Sweep:
     @property
     def not_valid(self) -> list[CellRecord]:
         """Cells that are suspect or invalid."""
-        return [cell for cell in self.cells if cell["validity"]["verdict"] != "valid"]
+        return doubts.not_valid(self.cells)
 
 
 SLO_SHARE = 0.95

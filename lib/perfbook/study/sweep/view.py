@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-
 from perfbook import figures, stats
 from perfbook.desk import Desk, Verdict
 from perfbook.figures import Figure
 from perfbook.figures.cells import per_user_tok_s, statistic, throughput_tok_s
+from perfbook.params import Slo
 from perfbook.report.table import Column, Table
-from perfbook.study.sweep.analysis import Sweep, over_repeats
+from perfbook.study import doubts
+from perfbook.study.sweep.analysis import SLO_SHARE, Sweep, over_repeats
 from perfbook.units import count, quantity
 
 
@@ -108,7 +107,7 @@ def reconciliation_table(sweep: Sweep) -> Table | str:
         rows.append(
             (
                 cell["concurrency"], cell["repeat"] + 1, tokens.get("client"), tokens.get("server"),
-                ttft.get("client"), ttft.get("server"), ttft.get("difference"), queue.get("server"),
+                ttft.get("client"), ttft.get("server"), queue.get("server"), ttft.get("difference"),
             )
         )  # fmt: skip
     if not rows:
@@ -116,8 +115,8 @@ def reconciliation_table(sweep: Sweep) -> Table | str:
     return Table(
         [
             "streams", "repeat", Column("client counted", "tokens"), Column("server counted", "tokens"),
-            Column("TTFT, client", "ms"), Column("TTFT, server", "ms"), Column("difference", "ms", sign=True),
-            Column("of it queueing", "ms"),
+            Column("TTFT, client", "ms"), Column("TTFT, server", "ms"), Column("of the server's: queueing", "ms"),
+            Column("client − server", "ms", sign=True),
         ],
         rows,
         caption="Client against the server's own counters (means over each cell)",
@@ -127,7 +126,7 @@ def reconciliation_table(sweep: Sweep) -> Table | str:
 def conclude(desk: Desk, sweep: Sweep) -> Verdict:
     """Record the headline numbers and findings; the closing sentence."""
     knee, limit = sweep.knee, sweep.limit
-    best = quantity(knee.best_tok_s, "tok_s")
+    best, doubt = quantity(knee.best_tok_s, "tok_s"), doubts.sentence(sweep.cells)
     skipped = desk.run.record("sweep_skipped")
     record = desk.record(
         "sweep",
@@ -148,17 +147,21 @@ def conclude(desk: Desk, sweep: Sweep) -> Verdict:
             "no_plateau",
             last=last,
             best=best,
-            evidence=knee.sentence,
+            evidence=knee.sentence + doubt,
             verdict=stats.NO_PLATEAU,
             records=[record],
         )
     else:
         desk.find(
-            "plateau", streams=count(knee.concurrency, "stream"), best=best, evidence=knee.sentence, records=[record]
+            "plateau",
+            streams=count(knee.concurrency, "stream"),
+            best=best,
+            evidence=knee.sentence + doubt,
+            records=[record],
         )
         desk.record(
             "bottleneck",
-            {"regime": f"{count(knee.concurrency, 'stream')} and more", "sentence": limit.sentence},
+            {"regime": f"{count(knee.concurrency, 'stream')} and more", "sentence": limit.sentence + doubt},
             key="plateau",
         )
     if limit.limit is stats.Limit.QUEUEING:
@@ -166,7 +169,7 @@ def conclude(desk: Desk, sweep: Sweep) -> Verdict:
             "limited_by_queueing",
             queue=quantity(_queue_at_end(sweep), "ms"),
             max_num_seqs=desk.variant.server.args.get("max-num-seqs", "vLLM's default"),
-            evidence=limit.sentence,
+            evidence=limit.sentence + doubt,
             verdict=str(limit.limit),
             records=[record],
         )
@@ -174,28 +177,41 @@ def conclude(desk: Desk, sweep: Sweep) -> Verdict:
         desk.find(
             "limited_by_step_time",
             knee=knee.concurrency,
-            evidence=limit.sentence,
+            evidence=limit.sentence + doubt,
             verdict=str(limit.limit),
             records=[record],
         )
     if sweep.slo is not None:
-        met = sweep.slo.concurrency is not None
         desk.find(
-            "slo_met" if met else "slo_missed",
+            slo_rule(sweep.slo),
             streams=count(sweep.slo.concurrency or 0, "stream"),
-            evidence=sweep.slo.sentence,
+            evidence=f"{slo_in_words(desk.variant.sweep.slo)}: {sweep.slo.sentence}{doubt}",
             records=[record],
         )
     if sweep.not_valid:
         desk.find(
             "cells_not_valid",
             count=len(sweep.not_valid),
-            cells=len(sweep.cells),
-            evidence=group_reasons(reason for cell in sweep.not_valid for reason in cell["validity"]["reasons"]),
+            cells=f"{len(sweep.cells)} cells",
+            where=desk.notebook,
+            evidence=doubts.reasons(sweep.cells),
             records=[record],
         )
     slo = f" {sweep.slo.sentence}" if sweep.slo else ""
-    return desk.conclude(f"{knee.sentence} {limit.sentence}{slo}")
+    return desk.conclude(f"{knee.sentence} {limit.sentence}{slo}{doubt}")
+
+
+def slo_rule(slo: stats.SloLimit) -> str:
+    """Which finding an SLO limit is; cells that miss it below others that meet it decide nothing."""
+    if slo.concurrency is not None:
+        return "slo_met"
+    return "slo_unclear" if slo.meets_again else "slo_missed"
+
+
+def slo_in_words(slo: Slo) -> str:
+    """``SLO TTFT ≤ 2000 ms, TPOT ≤ 100 ms, for at least 95 % of a cell's requests``."""
+    limits = [f"{name} ≤ {limit:g} ms" for name, limit in (("TTFT", slo.ttft_ms), ("TPOT", slo.tpot_ms)) if limit]
+    return f"SLO {', '.join(limits)}, for at least {100 * SLO_SHARE:g} % of a cell's requests"
 
 
 def _queue_at_end(sweep: Sweep) -> float | None:
@@ -204,19 +220,3 @@ def _queue_at_end(sweep: Sweep) -> float | None:
         [c for c in sweep.cells if c["concurrency"] == last],
         lambda c: (c.get("server") or {}).get("queue_ms"),
     )
-
-
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
-
-
-def group_reasons(reasons: Iterable[str]) -> str:
-    """Reasons that differ only in their numbers as one, with the range of each number and how many cells say it."""
-    groups: dict[str, list[list[str]]] = {}
-    for reason in reasons:
-        groups.setdefault(_NUMBER.sub("{}", reason), []).append(_NUMBER.findall(reason))
-    said = []
-    for text, rows in groups.items():
-        ends = [(min(column, key=float), max(column, key=float)) for column in zip(*rows, strict=True)]
-        filled = text.format(*(low if low == high else f"{low} to {high}" for low, high in ends))
-        said.append(f"{filled} ({count(len(rows), 'cell')})")
-    return "; ".join(said)
