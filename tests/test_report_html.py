@@ -339,3 +339,9 @@ def test_a_notebook_name_cannot_leave_its_attribute() -> None:
     sample.write(run, "x' onload='alert(2)", sample.notebook("T", v4.new_markdown_cell("## Part")))
     text, _ = rendered(run)
     assert "onload=" not in text
+
+
+def test_a_record_shows_which_cell_it_is_of() -> None:
+    """``key`` names a cell; only keys that open something are masked."""
+    shown = html._record({"id": "r1", "key": "64/0", "api_key": sample.SECRET}, str)
+    assert json.loads(shown["text"]) == {"id": "r1", "key": "64/0", "api_key": "***"}

@@ -199,7 +199,8 @@ def _folded(header: Mapping[str, Any], scrub: Scrub) -> list[tuple[str, str]]:
 
 
 def _record(record: Mapping[str, Any], scrub: Scrub) -> dict[str, str]:
-    text = scrub(json.dumps(mask(record), indent=1, ensure_ascii=False))
+    shown = {**mask(record), "key": record.get("key", "")}  # which cell a record is of: no secret, despite its name
+    text = scrub(json.dumps(shown, indent=1, ensure_ascii=False))
     if len(text) > _RECORD_LIMIT:
         text = f"{text[:_RECORD_LIMIT]}\n… {len(text) - _RECORD_LIMIT} more characters in records.jsonl"
     return {**{key: str(record.get(key, "")) for key in ("id", "notebook", "kind", "key")}, "text": text}

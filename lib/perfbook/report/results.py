@@ -58,10 +58,11 @@ def _sweep(found: Evidence) -> Table | None:
     """Every cell, in the order of concurrency."""
     cells = mappings(found.part("sweep").get("cells"))
     cells = cells or [r for r in found.records.values() if r.get("kind") == "sweep_cell"]
-    cells.sort(key=lambda cell: answer.finite(cell.get("concurrency")) or 0)
+    cells.sort(key=lambda cell: [answer.finite(cell.get(key)) or 0 for key in ("concurrency", "repeat")])
     rows = [
         (
             answer.finite(cell.get("concurrency")),
+            repeat + 1 if (repeat := answer.finite(cell.get("repeat"))) is not None else units.UNKNOWN,
             _first(answer.finite(cell.get("output_tok_s_plateau")), answer.finite(cell.get("output_tok_s"))),
             *(answer.finite(_within(cell, key, which)) for key in ("ttft_ms", "tpot_ms") for which in ("p50", "p99")),
             answer.finite(cell.get("failed")),
@@ -69,7 +70,7 @@ def _sweep(found: Evidence) -> Table | None:
         )
         for cell in cells
     ]
-    columns: list[str | Column] = ["concurrency", Column("throughput", "tok_s")]
+    columns: list[str | Column] = ["concurrency", "repeat", Column("throughput", "tok_s")]
     columns += [Column(f"{name} {which}", "ms") for name in ("TTFT", "TPOT") for which in ("p50", "p99")]
     return Table([*columns, "failed", "validity"], rows) if rows else None
 
