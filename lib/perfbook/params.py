@@ -256,7 +256,7 @@ class Variant(Section):
     tuning: Tuning = Tuning()
     profile: Profile = Profile()
     ceiling: Ceiling = Ceiling()
-    rehearsal: dict[str, JsonValue] = {}
+    rehearsal: dict[str, JsonValue] = Field({}, description="the law of the stand-in that `--rehearse` starts")
     on_end: list[str] | None = Field(None, description="command to run when the run ends; only with --allow-commands")
 
     def sections(self) -> dict[str, Any]:
