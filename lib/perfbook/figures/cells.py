@@ -37,6 +37,12 @@ def valid(cell: Mapping[str, Any]) -> bool:
     return not isinstance(validity, Mapping) or validity.get("verdict", "valid") == "valid"
 
 
+def doubts(cells: Cells) -> str:
+    """`` 3 of 18 cells are suspect or invalid.``, to end a caption; empty when nothing speaks against any."""
+    doubtful = sum(not valid(cell) for cell in cells)
+    return f" {doubtful} of {len(cells)} cells are suspect or invalid." if doubtful else ""
+
+
 def by_concurrency(cells: Cells, values: Sequence[float | None]) -> Points:
     """Concurrency → the values of its repeats, ascending; cells without a value are left out."""
     points: Points = {}

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from perfbook import units
 from perfbook.figures import style
-from perfbook.figures.cells import Cells, by_concurrency, medians, range_text, statistic
+from perfbook.figures.cells import Cells, by_concurrency, doubts, medians, range_text, statistic
 from perfbook.figures.style import Figure
 
 _BINS = 40
@@ -94,7 +94,9 @@ def tpot_over_position(
             alt += f" ({units.quantity(fit['slope_us_per_token'], 'us_per_token', sign=True)})"
         alt += f"; {cut} above the scale." if cut else "."
     caption = "Points: tokens; solid line: their running median" + (
-        "; dashed: the straight line fitted." if fit else "."
+        "; dashed: the straight line fitted by least squares, which a few slow tokens lift above the median."
+        if fit
+        else "."
     )
     return style.finish(figure, alt, caption, rehearsed=rehearsed)
 
@@ -194,6 +196,7 @@ def latency_over_concurrency(
                 style.limit(axes, slo, f"SLO {units.quantity(slo, 'ms')}", style.PURPLE)
     alt = ("; ".join(said) or "Latency over concurrency: not measured") + "."
     caption = "Median and tail of the time to first token (left) and per token (right); logarithmic scales."
+    caption += doubts(cells)
     return style.finish(figure, alt[:1].upper() + alt[1:], caption, rehearsed=rehearsed)
 
 

@@ -7,6 +7,7 @@ from perfbook.figures import style
 from perfbook.figures.cells import (
     Cells,
     by_concurrency,
+    doubts,
     medians,
     per_user_tok_s,
     range_text,
@@ -151,6 +152,6 @@ def throughput_latency(cells: Cells, *, rehearsed: bool = False) -> Figure:
         alt = "Per-user rate against total throughput: not measured."
     caption = (
         "Each point is one concurrency (number beside it). Filled: no other concurrency gives more both to each "
-        "user and in total."
+        "user and in total." + doubts(cells)
     )
     return style.finish(figure, alt, caption, rehearsed=rehearsed)

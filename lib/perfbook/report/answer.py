@@ -282,8 +282,10 @@ def _interval(part: Mapping[str, Any], name: str, unit: str) -> str:
     if value is None or low is None or high is None:
         return ""
     ends = units.interval(value, low, high).partition(" ")[2].strip("[]").replace(", ", "–")
-    confidence = units.number(100 * (finite(estimate.get("confidence")) or 0.95), 2)
-    return f"{confidence} % interval {ends}, n = {estimate.get('n')}"
+    confidence = finite(estimate.get("confidence")) or 0.95
+    if confidence < 0.95:  # too few for the interval that a reader expects: what there is, by its name
+        return f"range {ends} of n = {estimate.get('n')} ({units.number(100 * confidence, 2)} % coverage only)"
+    return f"{units.number(100 * confidence, 2)} % interval {ends}, n = {estimate.get('n')}"
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from perfbook.desk import Desk, Verdict
 from perfbook.figures import Figure
 from perfbook.record import tables
 from perfbook.report.table import Column, Table
-from perfbook.stats import Estimate
+from perfbook.stats import Estimate, Part
 from perfbook.study import doubts
 from perfbook.study.single_stream.analysis import SingleStream, gaps, rate_of
 from perfbook.study.single_stream.measure import NOTEBOOK
@@ -26,8 +26,8 @@ def length_table(result: SingleStream) -> Table:
             x.failed,
             str(x.ttft),
             str(x.tpot),
-            number(_rate(x.tpot)),
-            number(x.blended.value),
+            _rate(x.tpot),
+            x.blended.value,
             _validity([cell for cell in result.cells if cell["output_tokens_asked"] == x.tokens]),
         )
         for x in result.lengths
@@ -94,14 +94,21 @@ def attribution_table(result: SingleStream) -> Table | str:
     """The gap between the blended rates of the two longest lengths, by cause."""
     if result.attribution is None:
         return "One length only: there is no gap to attribute."
-    parts = [(p.cause, p.seconds, p.tok_s) for p in result.attribution.parts]
-    total = ("sum: the whole gap", result.attribution.gap_s, result.attribution.gap_tok_s)
+    parts = [(p.cause, p.seconds, _ends_s(p), p.tok_s) for p in result.attribution.parts]
+    total = ("sum: the whole gap", result.attribution.gap_s, "", result.attribution.gap_tok_s)
     short, long = (length.tokens for length in result.lengths[-2:])
     return Table(
-        ["cause", Column("time", "s", sign=True), Column("rate", "tok_s", sign=True)],
+        ["cause", Column("time", "s", sign=True), "95 % interval (s)", Column("rate", "tok_s", sign=True)],
         [*parts, total],
         caption=f"From {result.attribution.ratio:g} × {short} tokens to {long} tokens, on means over the requests",
     )
+
+
+def _ends_s(part: Part) -> str:
+    """``+0.81 to +0.93``; empty where only the value is known."""
+    if part.low_s is None or part.high_s is None:
+        return ""
+    return f"{number(part.low_s, sign=True)} to {number(part.high_s, sign=True)}"
 
 
 def conclude(desk: Desk, result: SingleStream) -> Verdict:
@@ -154,7 +161,7 @@ def conclude(desk: Desk, result: SingleStream) -> Verdict:
     if slope is not None and slope.low is not None and slope.low > 0:
         desk.find(
             "context_slope",
-            slope=quantity(slope.value, "us_per_token"),
+            slope=quantity(slope.value, "us"),
             longest=longest.tokens,
             shortest=result.lengths[0].tokens,
             evidence=f"TPOT over position: {slope}.{doubt}",
