@@ -138,7 +138,12 @@ def test_a_rehearsal_says_so_before_any_number() -> None:
     sample.measured(run)
     sample.finish(run)
     _, page = rendered(run)
-    assert "Rehearsal: a stand-in server answered" in page.text.partition("Single stream")[0]
+    before, _, after = page.text.partition("Single stream")
+    assert "Rehearsal: a stand-in server answered" in before
+    assert "stand-in for 8 × RTX PRO 6000 Blackwell" in before
+    assert after.startswith(", rehearsed 81.9 tok/s")
+    assert "asked for rehearsed verdict" in after
+    assert results.write(run).read_text(encoding="utf-8").startswith("# minimax-m2.5-fp8 (rehearsal)\n")
 
 
 def test_a_failing_notebook_is_named_with_its_reason_and_the_rest_stays() -> None:

@@ -11,7 +11,7 @@ from perfbook.study import doubts, single_stream, sweep, verify
 from perfbook.study.conclusion import hold_targets
 from perfbook.study.doubts import group_reasons
 from perfbook.study.prompts import numbered
-from perfbook.study.sweep.view import slo_in_words, slo_rule
+from perfbook.study.sweep.view import burst_in_words, slo_in_words, slo_rule
 
 PARIS = Question(ask="Capital of France?", expect=["Paris"])
 
@@ -249,6 +249,12 @@ def test_claims_from_doubtful_cells_say_so() -> None:
     assert doubts.sentence([valid, valid]) == ""
     assert doubts.sentence([valid, suspect]) == " Read with care: 1 of 2 cells are suspect or invalid."
     assert doubts.reasons([valid, suspect]) == "suspect (1 cell)"
+
+
+def test_a_best_throughput_from_a_burst_says_so() -> None:
+    steady, burst = cell(1, 10, 10), {**cell(2, 20, 10), "window": "burst"}
+    assert "comes from a burst" in burst_in_words(sweep.analyse([steady, burst], seed=1, max_num_seqs=None))
+    assert burst_in_words(sweep.analyse([cell(1, 10, 10), cell(2, 20, 10)], seed=1, max_num_seqs=None)) == ""
 
 
 def test_an_slo_met_above_a_miss_decides_nothing() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from perfbook import units
@@ -44,8 +44,11 @@ class Headline:
 
 
 def headlines(evidence: Evidence) -> list[Headline]:
-    """The four numbers that a reader wants first."""
-    return [_single(evidence), _first_token(evidence), _plateau(evidence), _ceiling(evidence)]
+    """The four numbers that a reader wants first; each says by itself that it was rehearsed, for who cuts it out."""
+    found = [_single(evidence), _first_token(evidence), _plateau(evidence), _ceiling(evidence)]
+    if evidence.rehearsed:
+        return [replace(one, label=f"{one.label}, rehearsed") if one.known else one for one in found]
+    return found
 
 
 def model(evidence: Evidence) -> str:
@@ -65,7 +68,11 @@ def engine(evidence: Evidence) -> str:
 
 
 def hardware(evidence: Evidence) -> str:
-    """What the server ran on; for an attached server, only the client's machine is known."""
+    """What the server ran on, or stood in for; for an attached server, only the client's machine is known."""
+    return f"stand-in for {_hardware(evidence)}" if evidence.rehearsed else _hardware(evidence)
+
+
+def _hardware(evidence: Evidence) -> str:
     provenance = _mapping(evidence.header.get("provenance"))
     if provenance.get("server_is_here") is False:
         return "server's hardware unknown (attached)"
@@ -139,7 +146,8 @@ def targets(evidence: Evidence) -> Table | None:
         )
         for row in evidence.rows("targets")
     ]
-    return Table(["target", "asked for", "measured", "verdict"], rows) if rows else None
+    how = "rehearsed" if evidence.rehearsed else "measured"
+    return Table(["target", "asked for", how, "verdict"], rows) if rows else None
 
 
 def targets_met(evidence: Evidence) -> str:

@@ -24,7 +24,7 @@ def write(run: Run) -> Path:
 
 def _head(found: Evidence) -> str:
     lines = [
-        f"# {_plain(found.variant)}",
+        f"# {_plain(found.variant)}{' (rehearsal)' if found.rehearsed else ''}",
         f"{_plain(answer.model(found))} on {_plain(answer.engine(found))}, {_plain(answer.hardware(found))}. "
         f"Started {answer.when(found.header.get('started'))}; written {answer.when(now_utc())}.",
     ]

@@ -126,7 +126,7 @@ def reconciliation_table(sweep: Sweep) -> Table | str:
 def conclude(desk: Desk, sweep: Sweep) -> Verdict:
     """Record the headline numbers and findings; the closing sentence."""
     knee, limit = sweep.knee, sweep.limit
-    best, doubt = quantity(knee.best_tok_s, "tok_s"), doubts.sentence(sweep.cells)
+    best, doubt = quantity(knee.best_tok_s, "tok_s"), doubts.sentence(sweep.cells) + burst_in_words(sweep)
     skipped = desk.run.record("sweep_skipped")
     record = desk.record(
         "sweep",
@@ -199,6 +199,14 @@ def conclude(desk: Desk, sweep: Sweep) -> Verdict:
         )
     slo = f" {sweep.slo.sentence}" if sweep.slo else ""
     return desk.conclude(f"{knee.sentence} {limit.sentence}{slo}{doubt}")
+
+
+def burst_in_words(sweep: Sweep) -> str:
+    """What a best throughput from bursts is worth, as a sentence to follow a claim; empty where it was steady."""
+    best = [cell for cell in sweep.cells if cell["concurrency"] == sweep.knee.best_concurrency]
+    if all(cell["window"] == "steady" for cell in best):
+        return ""
+    return " The best throughput comes from a burst: too few requests per stream for a steady window."
 
 
 def slo_rule(slo: stats.SloLimit) -> str:
