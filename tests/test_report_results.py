@@ -22,7 +22,7 @@ def test_results_are_readable_on_their_own() -> None:
     for line in (
         "| Single stream | 81.9 tok/s | 95 % interval 81.2–82.6, n = 5; 12.2 ms per token | 03_single_stream |",
         "- **plateau**: Above 128 streams requests queue: max_num_seqs is 128 and 128 wait.",
-        "| single-stream TTFT | 25 ms | 28.1 ms | missed |",
+        "| single-stream TTFT | missed | 25 ms | 28.1 ms |",
         "| 2 | 2 | 150.3 | 30.8 | 53.4 | 13.0 | 16.0 | 0 | suspect |",
         "### Problem: Target missed: time to first token",
         "Next: Raise max-num-seqs above 128 and sweep again.",

@@ -67,6 +67,7 @@ def test_a_warm_up_of_five_requests_is_found() -> None:
 def test_a_slow_first_request_is_warm_up() -> None:
     found = find_warm_up([6.7, 1.41, 1.40, 1.42, 1.40, 1.41, 1.43, 1.40])
     assert (found.over, found.steady_from) == (False, 1)
+    assert found.sentence == "The first of 8 samples stands apart: 6.70, against a median of 1.41 of the rest."
 
 
 def test_a_break_in_the_second_half_is_not_warm_up_but_drift() -> None:

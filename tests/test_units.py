@@ -62,6 +62,7 @@ def test_interval(arguments: tuple[float, float | None, float | None, str], text
 
 def test_interval_says_its_size_and_an_unusual_level() -> None:
     assert units.interval(12.43, 12.12, 12.91, "ms", n=5) == "12.4 ms [12.1, 12.9], n = 5"
+    assert units.interval(3.54, -1340.0, 1347.07, "us_per_token") == "4 µs/token [−1340, 1347]"
     assert units.interval(3.2, 3.0, 3.5, "s", n=3, confidence=0.75) == "3.20 s [3.00, 3.50] (75 %), n = 3"
     assert units.interval(0.61, -0.2, 1.4, "pct", sign=True) == "+0.610 % [−0.200, +1.400]"
 

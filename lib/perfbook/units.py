@@ -79,7 +79,8 @@ def interval(
     """Return value, unit, interval and sample size: ``12.4 ms [12.1, 12.9], n = 5``.
 
     The three numbers share as many decimals as `digits` asks for, or the interval's width where that is more,
-    so that two different ends do not print alike. A bound that is not known reads ``…``; with neither, the
+    so that two different ends do not print alike; beside an interval ten times its size a value needs no decimals of
+    its own. A bound that is not known reads ``…``; with neither, the
     interval is left out. A `confidence` (a fraction) other than 0.95 is said.
     """
     if value is None or not math.isfinite(value):
@@ -87,7 +88,10 @@ def interval(
     low, high = finite(low), finite(high)
     decimals = _decimals(value, digits)
     if low is not None and high is not None and high > low:
-        decimals = max(decimals, min(_decimals((high - low) / 2, 1), _decimals(value, _MOST_DIGITS)))
+        half = (high - low) / 2
+        decimals = max(decimals, min(_decimals(half, 1), _decimals(value, _MOST_DIGITS)))
+        if half > 10 * abs(value):
+            decimals = min(decimals, _decimals(half, digits))
     text = _fixed(value, decimals, sign=sign) + (f" {label(unit)}" if unit else "")
     if low is not None or high is not None:
         ends = ("…" if end is None else _fixed(end, decimals, sign=sign) for end in (low, high))

@@ -136,18 +136,18 @@ def targets(evidence: Evidence) -> Table | None:
     rows = [
         (
             str(row.get("name", "")),
+            str(row.get("verdict") or _MET.get(row.get("met"), "not measured")),
             f"{row['target']:g} {units.label(str(row.get('unit') or ''))}"
             if finite(row.get("target"))
             else units.UNKNOWN,
             units.interval(
                 finite(row.get("value")), finite(row.get("low")), finite(row.get("high")), str(row.get("unit") or "")
             ),
-            str(row.get("verdict") or _MET.get(row.get("met"), "not measured")),
         )
         for row in evidence.rows("targets")
     ]
     how = "rehearsed" if evidence.rehearsed else "measured"
-    return Table(["target", "asked for", how, "verdict"], rows) if rows else None
+    return Table(["target", "verdict", "asked for", how], rows) if rows else None
 
 
 def targets_met(evidence: Evidence) -> str:

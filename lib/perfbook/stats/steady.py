@@ -114,6 +114,9 @@ class WarmUp(Result):
             return "Steady from the first sample."
         assert self.before is not None
         assert self.after is not None
+        if self.steady_from == 1:
+            before, after = units.number(self.before), units.number(self.after)
+            return f"The first of {self.n} samples stands apart: {before}, against a median of {after} of the rest."
         return (
             f"Warm-up was not over: the first {self.steady_from} of {self.n} samples have a median of "
             f"{units.number(self.before)}, the rest of {units.number(self.after)}."
