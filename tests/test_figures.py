@@ -168,3 +168,10 @@ def test_text_and_lines_stand_out_from_white(paint: str) -> None:
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     assert 1.05 / (luminance + 0.05) >= 3.0  # WCAG 2.2, 1.4.11: graphical objects
+
+
+def test_what_host_operators_leave_of_a_step_is_not_called_idle() -> None:
+    with_device, host_only = figures.step_breakdown([PHASE]), figures.step_breakdown([PHASE], device=False)
+    assert "idle: no kernel ran" in with_device.caption
+    assert "idle" not in host_only.caption + host_only.alt
+    assert "not traced" in host_only.caption

@@ -41,7 +41,7 @@ _LIGHT = frozenset(
 )
 
 
-def step_breakdown(phases: Sequence[Mapping[str, Any]], *, rehearsed: bool = False) -> Figure:
+def step_breakdown(phases: Sequence[Mapping[str, Any]], *, device: bool = True, rehearsed: bool = False) -> Figure:
     """One stacked bar per phase: the share of a step that each category of kernel takes.
 
     Parameters
@@ -50,9 +50,17 @@ def step_breakdown(phases: Sequence[Mapping[str, Any]], *, rehearsed: bool = Fal
         Each with ``label`` (``decode, 1 stream``), ``categories`` (mappings with ``category`` and
         ``ms_per_step``) and, where known, ``step_ms``: a number or a mapping with ``mean``. What the
         categories leave of the step is idle.
+    device : bool
+        Whether a device's kernels were traced. Without them (host operators only) the rest is not traced: nobody knows
+        whether it was idle.
     rehearsed : bool
         Stamp the figure as a rehearsal.
     """
+    rest, meaning = ("idle", "no kernel ran") if device else ("not traced", "outside of the traced operators")
+
+    def name_of(category: str) -> str:
+        return rest if category == IDLE else category.replace("_", " ")
+
     said = []
     with style.canvas(height_in=1.3 + 0.75 * max(len(phases), 1)) as (figure, axes):
         axes.grid(visible=False, axis="y")
@@ -76,7 +84,7 @@ def step_breakdown(phases: Sequence[Mapping[str, Any]], *, rehearsed: bool = Fal
                     linewidth=0.8,
                 )
                 shown.setdefault(category, bars)
-                name = category.replace("_", " ")
+                name = name_of(category)
                 share = units.percent(share_pct, 2)
                 for text in (f"{name}\n{share}", share):
                     if share_pct * _LETTERS_PER_PCT > max(map(len, text.split("\n"))) * 1.15 + 1:
@@ -93,7 +101,7 @@ def step_breakdown(phases: Sequence[Mapping[str, Any]], *, rehearsed: bool = Fal
                         break
                 left_pct += share_pct
             top = sorted((part for part in _parts(phase)), key=lambda part: -part[1])[:3]
-            shares = ", ".join(f"{name.replace('_', ' ')} {units.percent(100 * ms / step_ms)}" for name, ms in top)
+            shares = ", ".join(f"{name_of(name)} {units.percent(100 * ms / step_ms)}" for name, ms in top)
             said.append(f"{phase['label']}: {units.quantity(step_ms, 'ms')} per step, {shares}")
         axes.set_xlim(0, 100)
         if not phases:
@@ -101,7 +109,7 @@ def step_breakdown(phases: Sequence[Mapping[str, Any]], *, rehearsed: bool = Fal
         if shown:
             figure.legend(
                 [bars[0] for bars in shown.values()],
-                [name.replace("_", " ") for name in shown],
+                [name_of(name) for name in shown],
                 loc="outside lower center",
                 ncols=6,
                 frameon=False,
@@ -112,7 +120,7 @@ def step_breakdown(phases: Sequence[Mapping[str, Any]], *, rehearsed: bool = Fal
     return style.finish(
         figure,
         alt,
-        "Share of a step by category of kernel; idle: no kernel ran. The step's time stands under its name.",
+        f"Share of a step by category of kernel; {rest}: {meaning}. The step's time stands under its name.",
         rehearsed=rehearsed,
     )
 

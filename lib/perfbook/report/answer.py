@@ -272,7 +272,9 @@ def _ceiling(evidence: Evidence) -> Headline:
     if value is None:
         return _missing(evidence, "Above the floor", CEILING)
     floor = units.quantity(finite(part.get("floor_ms")), "ms")
-    return Headline("Above the floor", f"{units.number(value)} ×", (f"floor: {floor} per token",), CEILING)
+    streams = finite(part.get("concurrency"))
+    where = f" at {units.count(int(streams), 'stream')}" if streams is not None else ""
+    return Headline("Above the floor", f"{units.number(value)} ×", (f"floor: {floor} per token{where}",), CEILING)
 
 
 def _missing(evidence: Evidence, label: str, notebook: str) -> Headline:

@@ -58,7 +58,7 @@ def record_traces(desk: Desk, progress: Callable[[str], None]) -> list[Profile]:
     profiles = []
     with desk.measuring():
         for concurrency in plan.concurrency:
-            progress(f"{concurrency} streams")
+            progress(count(concurrency, "stream"))
             files = _take(desk, concurrency)
             if not files:
                 desk.find(
@@ -140,7 +140,7 @@ def _record(desk: Desk, profile: Profile) -> None:
         "step_goes_to",
         subject=str(profile.concurrency),
         sentence=sentence.rstrip("."),
-        evidence=f"{phase['steps']} profiled steps on {len(said['ranks'])} rank(s)",
+        evidence=f"{phase['steps']} profiled steps on {count(len(said['ranks']), 'rank')}",
         verdict=inflation.sentence if inflation else "inflation unknown: no unprofiled TPOT at this concurrency",
         records=[record],
     )
@@ -172,7 +172,7 @@ def breakdown_table(profile: Profile) -> Table:
         rows,
         caption=f"{profile.phase.capitalize()} step at {profile.streams}: {phase.steps} steps, mean "
         f"{quantity(phase.step_mean_ms, 'ms')}, busy {number(100 * phase.busy_share)} % "
-        f"({len(profile.report.ranks)} rank(s), per rank)",
+        f"(mean over {count(len(profile.report.ranks), 'rank')})",
     )  # fmt: skip
 
 
@@ -205,19 +205,20 @@ def breakdown_figure(desk: Desk, profiles: Sequence[Profile]) -> Figure | str:
                 bars.append({"label": f"{name}, {count(profile.concurrency, 'stream')}", **phase})
     if not bars:
         return "Nothing was profiled."
-    return desk.figure("step_breakdown", figures.step_breakdown(bars, rehearsed=desk.run.rehearsed))
+    device = any(rank.gpu_events for profile in profiles for rank in profile.report.ranks)
+    return desk.figure("step_breakdown", figures.step_breakdown(bars, device=device, rehearsed=desk.run.rehearsed))
 
 
 def warnings_table(profiles: Sequence[Profile]) -> Table | str:
     """What the traces say about their own reliability."""
-    rows = [
-        (profile.concurrency, str(rank["rank"]), warning)
-        for profile in profiles
-        for rank in profile.report.to_json()["ranks"]
-        for warning in rank["warnings"]
-    ]
+    ranks: dict[tuple[int, str], list[str]] = {}
+    for profile in profiles:
+        for rank in profile.report.to_json()["ranks"]:
+            for warning in rank["warnings"]:
+                ranks.setdefault((profile.concurrency, warning), []).append(str(rank["rank"]))
+    rows = [(streams, ", ".join(which), warning) for (streams, warning), which in ranks.items()]
     return (
-        Table(["streams", "rank", "warning"], rows, caption="Read with care")
+        Table(["streams", "ranks", "warning"], rows, caption="Read with care")
         if rows
         else "The traces raise no warning."
     )

@@ -171,8 +171,8 @@ def beside_unprofiled(report: TraceReport, tpot_ms: float, concurrency: int) -> 
         else "profiling cannot shorten a step: the unprofiled measurement was disturbed, so repeat both",
         "gaps": f"the device works {busy:.2f} ms of it, no more than the TPOT, so the inflation sits in the gaps and "
         "busy milliseconds stand as they are",
-        "kernels": f"the device works {busy:.2f} ms of it, more than the TPOT: milliseconds are scaled by {scale:.3f}, "
-        "assuming that profiling lengthens all kernels alike",
+        "kernels": f"the device works {busy:.2f} ms of it, more than the TPOT: milliseconds here are as profiled; "
+        f"unprofiled they are about {scale:.3f} times as long, assuming that profiling lengthens all kernels alike",
     }[placed]
     at = "1 stream" if concurrency == 1 else f"concurrency {concurrency}"
     sentence = (
