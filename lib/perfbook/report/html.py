@@ -170,7 +170,7 @@ def _provenance(found: Evidence, scrub: Scrub) -> Table:
         ("NVIDIA driver", source.get("nvidia_driver")),
         ("Python", source.get("python")),
         ("packages", ", ".join(f"{k} {v}" for k, v in versions.items()) if isinstance(versions, Mapping) else None),
-        ("clock", clock.get("source") if isinstance(clock, Mapping) else None),
+        ("clock source", clock.get("source") if isinstance(clock, Mapping) else None),
         ("perfbook's commit", _commit(git) if isinstance(git, Mapping) else None),
     ]
     return Table(

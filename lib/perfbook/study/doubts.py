@@ -24,6 +24,16 @@ def sentence(cells: Sequence[Mapping[str, Any]], what: str = "cells") -> str:
     return f" {MARK}: {doubtful} of {len(cells)} {what} are suspect or invalid." if doubtful else ""
 
 
+def clock(cells: Iterable[Mapping[str, Any]]) -> str:
+    """Where the times of arrival come from, as the cells say: the kernel's stamps, or the client's own reading."""
+    said = {str(cell.get("clock")) for cell in cells}
+    if said == {"kernel"}:
+        return "times of arrival stamped by the kernel"
+    if said == {"user"}:
+        return "times of arrival read by the client itself (no kernel stamps)"
+    return "times of arrival from " + " and ".join(sorted(said - {"None"})) if said - {"None"} else "clock unknown"
+
+
 def reasons(cells: Iterable[Mapping[str, Any]]) -> str:
     """Why cells are not valid, grouped."""
     return group_reasons(reason for cell in not_valid(cells) for reason in cell["validity"]["reasons"])

@@ -38,7 +38,7 @@ def length_table(result: SingleStream) -> Table:
             Column("decode rate", "tok_s"), Column("blended rate, median", "tok_s"), "validity",
         ],
         rows,
-        caption=f"One stream; {result.launch}",
+        caption=f"One stream; {result.launch}; {doubts.clock(result.cells)}",
     )  # fmt: skip
 
 

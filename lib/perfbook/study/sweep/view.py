@@ -44,7 +44,8 @@ def cell_table(sweep: Sweep) -> Table:
             "share within SLO", "window", "validity",
         ],
         rows,
-        caption="Throughput and latency over concurrency; medians over repeats of one launch",
+        caption="Throughput and latency over concurrency; medians over repeats of one launch; "
+        f"{doubts.clock(sweep.cells)}",
     )  # fmt: skip
 
 
