@@ -91,6 +91,7 @@ class Desk:
         """
         if self._handle is None or not self._handle.alive():
             self._handle = self._find_or_start()
+            self._tokenizer = None  # the server that counted tokens may have gone, and its address with it
         return self._handle
 
     def _find_or_start(self) -> ServerHandle:
