@@ -250,7 +250,9 @@ def test_claims_from_doubtful_cells_say_so() -> None:
     assert doubts.sentence([valid, suspect]) == " Read with care: 1 of 2 cells are suspect or invalid."
     assert doubts.clock([{"clock": "kernel"}] * 2) == "times of arrival stamped by the kernel"
     assert doubts.clock([{"clock": "user"}]) == "times of arrival read by the client itself (no kernel stamps)"
-    assert doubts.clock([{"clock": "kernel"}, {"clock": "user"}]) == "times of arrival from kernel and user"
+    assert doubts.clock([{"clock": "kernel"}, {"clock": "user"}]) == (
+        "times of arrival partly stamped by the kernel, partly read by the client itself"
+    )
     assert doubts.clock([{"clock": None}]) == "clock unknown"
     assert doubts.reasons([valid, suspect]) == "suspect (1 cell)"
 

@@ -31,7 +31,9 @@ def clock(cells: Iterable[Mapping[str, Any]]) -> str:
         return "times of arrival stamped by the kernel"
     if said == {"user"}:
         return "times of arrival read by the client itself (no kernel stamps)"
-    return "times of arrival from " + " and ".join(sorted(said - {"None"})) if said - {"None"} else "clock unknown"
+    if said <= {"None"}:
+        return "clock unknown"
+    return "times of arrival partly stamped by the kernel, partly read by the client itself"
 
 
 def reasons(cells: Iterable[Mapping[str, Any]]) -> str:
