@@ -160,6 +160,7 @@ def top_sentence(profile: Profile) -> str:
 def breakdown_table(profile: Profile) -> Table:
     """Milliseconds, shares and calls per category of one phase."""
     phase = profile.report.phases[profile.phase]
+    busy = "busy" if any(rank.gpu_events for rank in profile.report.ranks) else "traced operators"
     rows = [
         (part.category, part.ms_per_step, 100 * part.share, 100 * part.share_of_step, part.calls_per_step)
         for part in phase.categories
@@ -171,7 +172,7 @@ def breakdown_table(profile: Profile) -> Table:
         ],
         rows,
         caption=f"{profile.phase.capitalize()} step at {profile.streams}: {phase.steps} steps, mean "
-        f"{quantity(phase.step_mean_ms, 'ms')}, busy {number(100 * phase.busy_share)} % "
+        f"{quantity(phase.step_mean_ms, 'ms')}, {busy} {number(100 * phase.busy_share)} % "
         f"(mean over {count(len(profile.report.ranks), 'rank')})",
     )  # fmt: skip
 
