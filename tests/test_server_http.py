@@ -12,10 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfbook import http
 from perfbook.errors import ServerFailed
 from perfbook.server.endpoints import Endpoints
 from perfbook.server.liveness import Watch
 from perfbook.server.metrics import delta, parse_metrics
+from perfbook.stream.ask import ask
+from perfbook.stream.client import Endpoint
+from perfbook.stream.workload import RequestShape, ServerTokenizer
 
 RECORDED = (Path(__file__).parent / "data" / "vllm_0.32_metrics.txt").read_text(encoding="utf-8")
 KEY = "sesame-open-8731"
@@ -218,6 +222,37 @@ def test_redirect_is_not_followed_so_that_the_key_goes_nowhere_else(server: Misb
     with pytest.raises(ServerFailed, match="302"):
         Endpoints(server.url, KEY).models()
     assert [path for _, path, _, _ in server.asked] == ["/v1/models"]
+
+
+def test_an_endless_answer_ends(server: Misbehaving, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http, "MOST_BYTES", 2**20)
+    server.answer("/v1/models", b" " * (2**20 + 1))
+    with pytest.raises(ServerFailed) as error:
+        Endpoints(server.url).models()
+    assert str(error.value) == f"{server.url}/v1/models: the answer is longer than 1 MiB; is this a vLLM server?"
+    server.answer("/tokenize", b" " * (2**20 + 1))
+    assert ServerTokenizer.find(Endpoint(server.url, "m")) is None
+    said = ask(Endpoint(server.url, "m"), "hello", RequestShape(1), stream=False)
+    assert said.error == "http_404"
+    server.answer("/v1/chat/completions", b" " * (2**20 + 1))
+    said = ask(Endpoint(server.url, "m"), "hello", RequestShape(1), stream=False)
+    assert (said.error, said.detail) == ("connection", "the answer is longer than 1 MiB")
+
+
+def test_an_answer_nested_beyond_reason_is_no_json(server: Misbehaving):
+    server.answer("/v1/models", b"[" * 100_000)
+    with pytest.raises(ServerFailed) as error:
+        Endpoints(server.url).models()
+    assert str(error.value) == f"{server.url}/v1/models: the answer is not a JSON object"
+
+
+def test_neither_tokens_nor_answers_are_taken_from_a_redirect(server: Misbehaving):
+    for path in ("/tokenize", "/v1/chat/completions"):
+        server.answer(path, b"", 307, Location=f"{server.url}/elsewhere")
+    server.answer("/elsewhere", {"count": 2, "choices": [{"message": {"content": "no"}}]})
+    assert ServerTokenizer.find(Endpoint(server.url, "m", KEY)) is None
+    assert ask(Endpoint(server.url, "m", KEY), "hello", RequestShape(1), stream=False).error == "http_307"
+    assert [path for _, path, _, _ in server.asked] == ["/tokenize", "/v1/chat/completions"]
 
 
 def test_proxies_of_the_environment_are_not_used(server: Misbehaving, monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,9 @@ from typing import Any
 
 import requests
 
+from perfbook import http
 from perfbook.errors import ServerFailed
+from perfbook.http import Reply
 from perfbook.server.metrics import Delta, delta, parse_metrics
 
 CONNECT_S = 3.0
@@ -152,7 +154,7 @@ class Endpoints:
     def _json(self, method: str, path: str) -> dict[str, Any]:
         return self._read(self._ok(method, path))
 
-    def _read(self, response: requests.Response) -> dict[str, Any]:
+    def _read(self, response: Reply) -> dict[str, Any]:
         try:
             value = response.json()
         except ValueError:
@@ -161,10 +163,10 @@ class Endpoints:
             raise ServerFailed(f"{response.url}: the answer is not a JSON object")
         return value
 
-    def _ok(self, method: str, path: str) -> requests.Response:
+    def _ok(self, method: str, path: str) -> Reply:
         return self._check(self._request(method, path))
 
-    def _check(self, response: requests.Response) -> requests.Response:
+    def _check(self, response: Reply) -> Reply:
         if response.status_code in (401, 403):
             raise ServerFailed(f"{response.url}: {response.status_code}, the key is missing or wrong")
         if response.status_code != 200:
@@ -174,20 +176,20 @@ class Endpoints:
 
     def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, read_s: float = READ_S
-    ) -> requests.Response:
+    ) -> Reply:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         bundle = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE") or True
         try:
-            with requests.Session() as session:
-                session.trust_env = False  # neither proxies nor .netrc
-                return session.request(
+            with http.plain_session() as session:
+                return http.send(
+                    session,
                     method,
                     self.base_url + path,
+                    connect_s=CONNECT_S,
+                    read_s=read_s,
                     json=body,
                     headers=headers,
-                    timeout=(CONNECT_S, read_s),
                     verify=bundle if self.verify_tls else False,
-                    allow_redirects=False,
                 )
         except requests.RequestException as error:
             raise ServerFailed(f"{self.base_url}{path}: {_reason(error)}") from None
@@ -197,6 +199,8 @@ class Endpoints:
 
 def _reason(error: requests.RequestException) -> str:
     """Why a request failed, in a few words; never the request itself."""
+    if isinstance(error, http.OversizedAnswer):
+        return f"{error}; is this a vLLM server?"
     if isinstance(error, requests.exceptions.SSLError):
         return "the certificate was refused (server.verify_tls: false takes any)"
     if isinstance(error, requests.exceptions.ConnectTimeout | requests.exceptions.ReadTimeout):

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import requests
 
+from perfbook import http
 from perfbook.stream import chunks, workers
 from perfbook.stream.client import Deadlines, Endpoint, Schedule
 from perfbook.stream.tables import Asked
@@ -107,14 +108,16 @@ def _plain(endpoint: Endpoint, prompt: Prompt, shape: RequestShape, limits: Dead
     headers = {"Content-Type": "application/json"}
     if endpoint.api_key is not None:
         headers["Authorization"] = f"Bearer {endpoint.api_key}"
-    with requests.Session() as session:
-        session.trust_env = False
+    with http.plain_session() as session:
         try:
-            reply = session.post(
+            reply = http.send(
+                session,
+                "POST",
                 endpoint.url,
+                connect_s=limits.connect_s,
+                read_s=limits.first_byte_s,
                 data=shape.body(endpoint, prompt, stream=False),
                 headers=headers,
-                timeout=(limits.connect_s, limits.first_byte_s),
             )
         except requests.Timeout:
             return _failed("first_byte_timeout", f"no answer within {limits.first_byte_s:g} s")

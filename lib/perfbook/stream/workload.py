@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 import requests
 
+from perfbook import http
 from perfbook.errors import BadInput, ServerFailed
 from perfbook.stream.endpoint import Endpoint
 from perfbook.stream.words import FILLERS, WORDS
@@ -149,8 +150,7 @@ class ServerTokenizer:
         self._url = endpoint.root.rsplit("/", 1)[0] + "/tokenize"
         self._model = endpoint.model
         self._timeout_s = timeout_s
-        self._session = requests.Session()
-        self._session.trust_env = False
+        self._session = http.plain_session()
         if endpoint.api_key is not None:
             self._session.headers["Authorization"] = f"Bearer {endpoint.api_key}"
 
@@ -168,8 +168,11 @@ class ServerTokenizer:
         """Number of tokens, no special tokens; one HTTP request. ``ServerFailed`` when it has no answer."""
         body = {"model": self._model, "prompt": text, "add_special_tokens": False}
         try:
-            answer = self._session.post(self._url, json=body, timeout=self._timeout_s)
-            answer.raise_for_status()
+            answer = http.send(
+                self._session, "POST", self._url, connect_s=self._timeout_s, read_s=self._timeout_s, json=body
+            )
+            if answer.status_code != 200:
+                raise ValueError(f"{answer.status_code} {answer.text[:100]}")
             return int(answer.json()["count"])
         except (requests.RequestException, KeyError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
