@@ -159,7 +159,7 @@ def test_interrupted_runs_keep_their_records_and_say_so(home: Path, number: sign
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ.copy())
     try:
         deadline = time.monotonic() + 120
-        while not list(home.glob("outputs/demo/2*/records.jsonl")):
+        while not any('"seen"' in file.read_text() for file in home.glob("outputs/demo/2*/records.jsonl")):
             assert time.monotonic() < deadline
             assert child.poll() is None
             time.sleep(0.1)
@@ -173,6 +173,20 @@ def test_interrupted_runs_keep_their_records_and_say_so(home: Path, number: sign
     assert last.record("seen") is not None
     assert last.header["notebooks"][0]["status"] == "interrupted"
     assert "interrupted" in (last.path / "report.html").read_text()
+    assert err.decode().split()[-1] == "interrupted"  # the state in the closing table
+
+
+def test_what_cannot_be_written_is_told_with_its_place_and_the_next_variant_runs(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocked = "import pathlib\nif '/demo/' in run: pathlib.Path(run, 'results.md', 'x').mkdir(parents=True)"
+    write_notebook(home / "notebooks", "01_a", blocked)
+    (home / "params" / "next.yaml").write_text(VARIANT.replace("demo", "next"))
+    assert run_campaign([home / "params" / "demo.yaml", home / "params" / "next.yaml"], Options()) == 1
+    out, err = capsys.readouterr()
+    assert out == f"{Run.open('next').path / 'report.html'}\n"
+    first = Run.open("demo").path
+    assert f"✗ {first / 'results.md'}: is a directory; mend that, then go on with --resume\n" in err
 
 
 def test_an_executed_notebook_with_unrun_cells_is_not_complete(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from perfbook import paths
 from perfbook.batch.execute import Outcome, execute
 from perfbook.batch.interrupts import Interrupts, interruptible, undisturbed
 from perfbook.batch.result import Result
@@ -80,6 +81,11 @@ def run_campaign(files: Sequence[Path], options: Options, terminal: Terminal | N
             except PerfbookError as error:
                 result.error = str(error)
                 terminal.problem(result.error)
+            except OSError as error:  # a full disk, most likely: its server is stopped, the next variant may fit
+                where = error.filename or (result.run.path if result.run else paths.outputs())
+                what = (error.strerror or str(error)).lower()
+                result.error = f"{where}: {what}; mend that, then go on with --resume"
+                terminal.problem(result.error)
             if interrupted:
                 break
     terminal.conclude(done)
@@ -109,6 +115,7 @@ def _run_variant(
     except KeyboardInterrupt:
         interrupts.acknowledge()
         interrupted = True
+        result.error = "interrupted"
         terminal.note("interrupted: stopping the server, writing the report")
     finally:
         with undisturbed():

@@ -77,5 +77,8 @@ def write_atomically(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None  # a full disk does not say where; nobody knows the other file
+        raise
     finally:
         temporary.unlink(missing_ok=True)

@@ -188,7 +188,8 @@ def _finish(run: Run, known: ServerState, report: StopReport, begun: float) -> S
         removed, not_removed = _remove(known)
         left += not_removed
     foreign += [str(_SHM / name) for name in _abandoned() if str(_SHM / name) not in left]
-    (run.path / PROFILING).unlink(missing_ok=True)
+    with suppress(OSError):
+        (run.path / PROFILING).unlink(missing_ok=True)
     if not left:
         _note(run, replace(known, stage="stopped"))
     return replace(
