@@ -130,17 +130,18 @@ class Desk:
                 if count > len(known)
                 else random.Random(seed).sample(known, count)
             )
-        if self._tokenizer is None:
-            self._tokenizer = self._find_tokenizer()
-        return exact_prompts(self._tokenizer, tokens, count, seed)
+        return exact_prompts(self._find_tokenizer(), tokens, count, seed)
 
     def _find_tokenizer(self) -> Tokenizer | None:
-        if self.run.rehearsed:
-            return ServerTokenizer.find(self.endpoint())  # the stand-in counts its own tokens, whatever the model's
-        model = self.variant.server.model and local_model(self.variant.server.model)
+        """The model's own, from its folder; else the server's. A stand-in counts its own tokens, not the model's."""
+        named = None if self.run.rehearsed else self.variant.server.model
+        model = local_model(named) if named else None
         if isinstance(model, Path):
-            return LocalTokenizer(model)
-        return ServerTokenizer.find(self.endpoint())
+            self._tokenizer = self._tokenizer or LocalTokenizer(model)
+        else:
+            endpoint = self.endpoint()  # asked every time: a relaunched server may have another address
+            self._tokenizer = self._tokenizer or ServerTokenizer.find(endpoint)
+        return self._tokenizer
 
     def endpoint(self) -> Endpoint:
         """Where the requests go."""
