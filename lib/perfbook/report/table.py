@@ -19,6 +19,16 @@ _SHORT = 32  # characters of a column that is not broken into lines
 _LEFT = ' style="text-align:left"'  # JupyterLab aligns every cell to the right
 
 
+class Note(str):
+    """A sentence where a table or a figure would stand: a notebook shows it as prose, not as a quoted string."""
+
+    def _repr_html_(self) -> str:
+        return f'<p class="pb-note">{escape(self)}</p>'
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 @dataclass(frozen=True)
 class Column:
     """One column.

@@ -15,7 +15,7 @@ from perfbook.desk import Desk
 from perfbook.errors import MeasurementFailed, PerfbookError, ServerFailed
 from perfbook.hardware import Hardware, ThisMachine
 from perfbook.params import Variant
-from perfbook.report.table import Column, Table
+from perfbook.report.table import Column, Note, Table
 from perfbook.server import process
 from perfbook.server.launch import own_environment
 from perfbook.units import byte_size
@@ -133,10 +133,10 @@ def recorded(desk: Desk) -> micro.DeviceBench | None:
     return micro.read_bench({key: found[key] for key in ("device", "bandwidth", "gemms")})
 
 
-def bandwidth_table(bench: micro.DeviceBench | str | None) -> Table | str:
+def bandwidth_table(bench: micro.DeviceBench | str | None) -> Table | Note:
     """Memory bandwidth by kind of access."""
     if bench is None or isinstance(bench, str):
-        return bench or "The devices were not measured."
+        return Note(bench or "The devices were not measured.")
     uses = {"read": "yes: a decode step reads", "copy": "no", "triad": "no"}
     return Table(
         ["access", "array", "median", Column("best", "gb_s"), "used for the floor"],
@@ -148,12 +148,12 @@ def bandwidth_table(bench: micro.DeviceBench | str | None) -> Table | str:
     )
 
 
-def gemm_table(bench: micro.DeviceBench | str | None) -> Table | str:
+def gemm_table(bench: micro.DeviceBench | str | None) -> Table | Note:
     """The products of a decode step, one by one."""
     if bench is None or isinstance(bench, str):
-        return bench or "The devices were not measured."
+        return Note(bench or "The devices were not measured.")
     if not bench.gemms:
-        return "The model's products are not measured: its layers are not of a kind whose shapes are known here."
+        return Note("The model's products are not measured: its layers are not of a kind whose shapes are known here.")
     rows = [
         (
             one.name,

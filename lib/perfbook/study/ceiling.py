@@ -18,10 +18,10 @@ from perfbook.errors import OutOfOrder
 from perfbook.figures import Figure
 from perfbook.figures.cells import statistic
 from perfbook.params import Ceiling
-from perfbook.report.table import Column, Table
+from perfbook.report.table import Column, Note, Table
 from perfbook.study import bench
 from perfbook.study.bench import Served
-from perfbook.units import byte_rate, byte_size, flop_rate, number, quantity
+from perfbook.units import byte_rate, byte_size, count, flop_rate, number, quantity
 
 NOTEBOOK = "07_ceiling"
 CellRecord = Mapping[str, Any]
@@ -221,11 +221,11 @@ def figure(desk: Desk, study: Study) -> Figure:
     return desk.figure("floor_over_concurrency", figures.floor_over_concurrency(rows, rehearsed=desk.run.rehearsed))
 
 
-def roofline_figure(desk: Desk, study: Study) -> Figure | str:
+def roofline_figure(desk: Desk, study: Study) -> Figure | Note:
     """The parts of a step on the machine's roofline, at the fewest and at the most streams."""
     machine = study.machine
     if not machine.bandwidth_bytes_s or not machine.flop_s:
-        return "No roofline: bandwidth or rate is unknown."
+        return Note("No roofline: bandwidth or rate is unknown.")
     ends = dict(zip(study.points, study.floors, strict=True))
     parts = [
         {
@@ -240,19 +240,19 @@ def roofline_figure(desk: Desk, study: Study) -> Figure | str:
     return desk.figure("roofline", drawn)
 
 
-def targets_table(desk: Desk, study: Study) -> Table | str:
+def targets_table(desk: Desk, study: Study) -> Table | Note:
     """What would have to be true to reach the variant's target for one stream."""
     target_ms = _target_ms(desk)
     if target_ms is None:
-        return "The parameter file sets no target for the time per token of one stream."
+        return Note("The parameter file sets no target for the time per token of one stream.")
     needed: tuple[Requirement, ...] = to_reach(study.floors[0], target_ms)
     if not needed:
-        return f"What {quantity(target_ms, 'ms')} per token needs is unknown: so is the floor."
+        return Note(f"What {quantity(target_ms, 'ms')} per token needs is unknown: so is the floor.")
     return Table(
         ["what", "times now", "in words"],
         [(one.what, one.factor, one.sentence) for one in needed],
         caption=f"What would have to be true for {quantity(target_ms, 'ms')} per token at "
-        f"{study.points[0].streams} stream(s), changing one thing alone; above 1 is room",
+        f"{count(study.points[0].streams, 'stream')}, changing one thing alone; above 1 is room",
     )
 
 
@@ -286,7 +286,7 @@ def lever_table(desk: Desk, study: Study) -> Table:
             (one.name, one.floor_ms, 100 * (one.floor_ms / now - 1) if one.floor_ms and now else None, one.arithmetic)
             for one in find_levers(desk, study)
         ],
-        caption=f"What would move the floor of {quantity(now, 'ms')} at {study.points[0].streams} stream(s)",
+        caption=f"What would move the floor of {quantity(now, 'ms')} at {count(study.points[0].streams, 'stream')}",
     )
 
 
@@ -325,7 +325,7 @@ def conclude(desk: Desk, study: Study) -> Verdict:
         desk.find(
             rule,
             ratio=number(ratio),
-            streams=point.streams,
+            streams=count(point.streams, "stream"),
             top=max(floor.parts, key=lambda part: part.ms).name,
             evidence=sentence,
             verdict=f"{number(ratio)} times the floor",

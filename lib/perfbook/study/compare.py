@@ -20,7 +20,7 @@ from perfbook.errors import BadInput
 from perfbook.figures.cells import throughput_tok_s
 from perfbook.record import summary
 from perfbook.record.run import Run
-from perfbook.report.table import Column, Table
+from perfbook.report.table import Column, Note, Table
 from perfbook.stats.result import plain
 from perfbook.units import label, percent, quantity
 
@@ -217,10 +217,10 @@ def metric_table(comparison: Comparison) -> Table:
     )
 
 
-def difference_table(comparison: Comparison) -> Table | str:
+def difference_table(comparison: Comparison) -> Table | Note:
     """What else differs between the runs."""
     if not comparison.differences:
-        return "Nothing else differs: same workload, host, hardware, versions and state of the answers."
+        return Note("Nothing else differs: same workload, host, hardware, versions and state of the answers.")
     return Table(["beware"], [(text,) for text in comparison.differences], caption="What else differs")
 
 

@@ -14,7 +14,7 @@ from perfbook.errors import OutOfOrder
 from perfbook.figures.cells import throughput_tok_s
 from perfbook.params import Targets
 from perfbook.record import findings, summary
-from perfbook.report.table import Table
+from perfbook.report.table import Note, Table
 from perfbook.study import doubts
 from perfbook.units import interval, label
 
@@ -159,10 +159,10 @@ def judge(desk: Desk) -> list[Target]:
     return targets
 
 
-def target_table(targets: list[Target]) -> Table | str:
+def target_table(targets: list[Target]) -> Table | Note:
     """Targets, met or not."""
     if not targets:
-        return "The parameter file sets no targets."
+        return Note("The parameter file sets no targets.")
     rows = [
         (
             t.name,

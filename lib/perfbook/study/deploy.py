@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from perfbook.desk import Desk, Verdict
-from perfbook.report.table import Table
+from perfbook.report.table import Note, Table
 from perfbook.server import log, preflight
 from perfbook.server.log import EngineFacts
 from perfbook.server.process import ServerHandle
@@ -19,12 +19,12 @@ from perfbook.study.prompts import numbered
 from perfbook.units import count, quantity
 
 
-def check(desk: Desk) -> Table | str:
+def check(desk: Desk) -> Table | Note:
     """What would fail, before it does; an error stops the notebook before any weights are loaded."""
     problems = preflight.require(desk.variant, rehearsed=desk.run.rehearsed)
     rows = [(p.level, p.what, p.where, p.why, p.do) for p in problems]
     if not rows:
-        return "Nothing found: the launch should work."
+        return Note("Nothing found: the launch should work.")
     return Table(
         ["level", "what", "where", "why", "do"], rows, caption=f"Preflight: {count(len(rows), 'remark')}, no error"
     )

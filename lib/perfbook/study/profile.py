@@ -18,7 +18,7 @@ from perfbook.desk import Desk, Verdict
 from perfbook.errors import BadInput
 from perfbook.figures import Figure
 from perfbook.figures.cells import statistic
-from perfbook.report.table import Column, Table
+from perfbook.report.table import Column, Note, Table
 from perfbook.trace import TraceReport
 from perfbook.trace.compare import Inflation
 from perfbook.units import count, number, quantity
@@ -197,7 +197,7 @@ def kernel_table(profile: Profile, most: int = 12) -> Table:
     )
 
 
-def breakdown_figure(desk: Desk, profiles: Sequence[Profile]) -> Figure | str:
+def breakdown_figure(desk: Desk, profiles: Sequence[Profile]) -> Figure | Note:
     """One stacked bar per phase and profile."""
     bars: list[dict[str, Any]] = []
     for profile in profiles:
@@ -205,12 +205,12 @@ def breakdown_figure(desk: Desk, profiles: Sequence[Profile]) -> Figure | str:
             if name != "all" or len(profile.report.phases) == 1:
                 bars.append({"label": f"{name}, {count(profile.concurrency, 'stream')}", **phase})
     if not bars:
-        return "Nothing was profiled."
+        return Note("Nothing was profiled.")
     device = any(rank.gpu_events for profile in profiles for rank in profile.report.ranks)
     return desk.figure("step_breakdown", figures.step_breakdown(bars, device=device, rehearsed=desk.run.rehearsed))
 
 
-def warnings_table(profiles: Sequence[Profile]) -> Table | str:
+def warnings_table(profiles: Sequence[Profile]) -> Table | Note:
     """What the traces say about their own reliability."""
     ranks: dict[tuple[int, str], list[str]] = {}
     for profile in profiles:
@@ -221,7 +221,7 @@ def warnings_table(profiles: Sequence[Profile]) -> Table | str:
     return (
         Table(["streams", "ranks", "warning"], rows, caption="Read with care")
         if rows
-        else "The traces raise no warning."
+        else Note("The traces raise no warning.")
     )
 
 

@@ -16,7 +16,7 @@ from perfbook.desk import Desk, Verdict
 from perfbook.figures.cells import statistic
 from perfbook.micro import AllReduce, DeviceBench
 from perfbook.params import Setting
-from perfbook.report.table import Column, Table
+from perfbook.report.table import Column, Note, Table
 from perfbook.server import process
 from perfbook.server.launch import option_words, own_environment
 from perfbook.stats import Label
@@ -62,11 +62,11 @@ class Decision:
     verdict: str = NOT_RELAUNCHED
 
 
-def settings_table(desk: Desk) -> Table | str:
+def settings_table(desk: Desk) -> Table | Note:
     """The settings to try, and what each changes."""
     settings = desk.variant.tuning.settings
     if not settings:
-        return "The parameter file names no settings (tuning.settings): only the devices are measured."
+        return Note("The parameter file names no settings (tuning.settings): only the devices are measured.")
     return Table(
         ["setting", "changes"],
         [(name, describe(setting)) for name, setting in settings.items()],
@@ -160,10 +160,10 @@ def baseline_tpot_ms(desk: Desk, concurrency: int) -> float | None:
     return unprofiled_tpot_ms(desk, concurrency)
 
 
-def screen_table(desk: Desk, screening: Screening) -> Table | str:
+def screen_table(desk: Desk, screening: Screening) -> Table | Note:
     """Status, latency and prediction of every screened setting."""
     if screening.skipped:
-        return f"No screen: {screening.skipped}."
+        return Note(f"No screen: {screening.skipped}.")
     rows: list[tuple[Any, ...]] = []
     for name, one in screening.screened.items():
         for concurrency in desk.variant.tuning.concurrency:
@@ -234,10 +234,10 @@ def plan_relaunches(desk: Desk, decisions: Sequence[Decision]) -> relaunch.Plan:
     return relaunch.plan(chosen, plan.launches, ready_s + measuring, plan.time_budget_s)
 
 
-def decision_table(decisions: Sequence[Decision], planned: relaunch.Plan) -> Table | str:
+def decision_table(decisions: Sequence[Decision], planned: relaunch.Plan) -> Table | Note:
     """What is relaunched and why, and what that costs: shown before it starts."""
     if not decisions:
-        return "No settings: nothing is relaunched."
+        return Note("No settings: nothing is relaunched.")
     counts = {one.setting: sum(launch.setting == one.setting for launch in planned.launches) for one in decisions}
     dropped = f"; left out for the time budget: {planned.dropped}" if planned.dropped else ""
     return Table(
@@ -342,7 +342,7 @@ def _find_inert(desk: Desk, screening: Screening) -> None:
         desk.find("nccl_inert", first=backends[0], evidence=f"the log's dispatch order: {', '.join(backends)}")
 
 
-def verdict_table(desk: Desk) -> Table | str:
+def verdict_table(desk: Desk) -> Table | Note:
     """Every launch's number beside the verdict, prediction beside outcome."""
     rows = [
         (
@@ -353,7 +353,7 @@ def verdict_table(desk: Desk) -> Table | str:
         for r in desk.run.records("tuning")
     ]  # fmt: skip
     if not rows:
-        return "No setting was tried."
+        return Note("No setting was tried.")
     return Table(
         ["setting", "streams", "verdict", Column("effect on TPOT", "pct", sign=True),
          Column("predicted", "pct", sign=True), "launches (ms)", "baseline launches (ms)", "in words"],

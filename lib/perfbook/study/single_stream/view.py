@@ -9,7 +9,7 @@ from perfbook import figures
 from perfbook.desk import Desk, Verdict
 from perfbook.figures import Figure
 from perfbook.record import tables
-from perfbook.report.table import Column, Table
+from perfbook.report.table import Column, Note, Table
 from perfbook.stats import Estimate, Part
 from perfbook.study import doubts
 from perfbook.study.single_stream.analysis import SingleStream, gaps, rate_of
@@ -71,10 +71,10 @@ def steady_table(result: SingleStream) -> Table:
     )
 
 
-def position_figure(desk: Desk, result: SingleStream) -> Figure | str:
+def position_figure(desk: Desk, result: SingleStream) -> Figure | Note:
     """Decode time of every token of the longest length over its position, with the fit."""
     if result.fit is None:
-        return "Too few tokens for a fit over position."
+        return Note("Too few tokens for a fit over position.")
     events = tables.read(desk.run.path / "events.parquet").to_pandas()
     cells = [
         f"{NOTEBOOK}/{r['key']}"
@@ -90,10 +90,10 @@ def position_figure(desk: Desk, result: SingleStream) -> Figure | str:
     return desk.figure("tpot_over_position", drawn)
 
 
-def attribution_table(result: SingleStream) -> Table | str:
+def attribution_table(result: SingleStream) -> Table | Note:
     """The gap between the blended rates of the two longest lengths, by cause."""
     if result.attribution is None:
-        return "One length only: there is no gap to attribute."
+        return Note("One length only: there is no gap to attribute.")
     parts = [(p.cause, p.seconds, _ends_s(p), p.tok_s) for p in result.attribution.parts]
     total = ("sum: the whole gap", result.attribution.gap_s, "", result.attribution.gap_tok_s)
     short, long = (length.tokens for length in result.lengths[-2:])
