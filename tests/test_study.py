@@ -11,7 +11,7 @@ from perfbook.study import doubts, single_stream, sweep, verify
 from perfbook.study.conclusion import hold_targets
 from perfbook.study.doubts import group_reasons
 from perfbook.study.prompts import numbered
-from perfbook.study.sweep.view import burst_in_words, slo_in_words, slo_rule
+from perfbook.study.sweep.view import burst_in_words, failed_in_words, slo_in_words, slo_rule
 
 PARIS = Question(ask="Capital of France?", expect=["Paris"])
 
@@ -169,7 +169,17 @@ def test_slo_limit_and_failed_cells() -> None:
     assert got.slo is not None
     assert got.slo.concurrency == 2
     assert got.failed_cells == (8,)
+    assert failed_in_words(got) == "No request succeeded at 8 streams. "
     assert str(got.limit.limit) == "not reached"
+
+
+def test_one_concurrency_says_nothing_of_a_plateau() -> None:
+    alone = sweep.analyse([cell(1, 10, 10)], seed=1, max_num_seqs=None)
+    assert failed_in_words(alone) == ""
+    assert alone.knee.sentence == (
+        "Whether there is a plateau is unknown: only one concurrency was measured (10.0 tok/s at 1)."
+    )
+    assert alone.limit.sentence == "What limits throughput is unknown: only one concurrency was measured."
 
 
 def test_no_throughput_at_all() -> None:

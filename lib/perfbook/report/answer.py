@@ -234,8 +234,9 @@ def _plateau(evidence: Evidence) -> Headline:
     if value is None:
         return _missing(evidence, "Plateau", SWEEP)
     knee = part.get("knee_concurrency")
-    where = f"knee at {knee} streams" if knee is not None else "no plateau in range"
     ends = _mapping(part.get("knee"))
+    nowhere = "one concurrency only" if ends.get("cells") == 1 else "no plateau in range"
+    where = f"knee at {knee} streams" if knee is not None else nowhere
     if knee is not None and ends.get("low") is not None:
         high = ends["high"] if ends.get("high") is not None else "…"
         where += f" [{ends['low']}, {high}]"

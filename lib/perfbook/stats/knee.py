@@ -44,6 +44,8 @@ class Knee(Result):
         Fraction of resamples without a plateau.
     repeats : int
         Fewest repeats of any cell.
+    cells : int
+        Concurrencies measured.
     """
 
     concurrency: int | None
@@ -55,6 +57,7 @@ class Knee(Result):
     share: float
     no_plateau_share: float | None
     repeats: int
+    cells: int
     confidence: float
 
     @property
@@ -66,6 +69,8 @@ class Knee(Result):
     def sentence(self) -> str:
         """The knee in words, its interval and how far to trust it."""
         best = f"{units.quantity(self.best_tok_s, 'tok_s')} at {self.best_concurrency}"
+        if self.cells == 1:
+            return f"Whether there is a plateau is unknown: only one concurrency was measured ({best})."
         if self.concurrency is None:
             return f"{NO_PLATEAU.capitalize()}: throughput still rises at the end ({best})."
         text = f"{100 * self.share:g} % of the best ({best}) is reached at concurrency {self.concurrency}"
@@ -138,6 +143,7 @@ def find_knee(
         share=share,
         no_plateau_share=no_plateau_share,
         repeats=repeats,
+        cells=len(cells),
         confidence=confidence,
     )
 

@@ -111,7 +111,7 @@ class Limitation(Result):
             case Limit.NOT_REACHED:
                 return f"No limit was reached: {because}."
             case Limit.UNKNOWN:
-                return f"What limits the plateau is unknown: {because}."
+                return f"What limits throughput is unknown: {because}."
             case Limit.STEP_TIME:
                 tail = f" Requests queue from {self.queueing_from} up." if self.queueing_from else ""
                 return f"The step time saturates: {because}.{tail}"
@@ -150,6 +150,8 @@ def what_limits(cells: Iterable[CellLoad], knee: Knee, *, max_num_seqs: int | No
     if len(by_c) < len(ordered):
         raise BadInput("what limits: a concurrency appears twice; give one cell for all its repeats")
     queueing_from = next((c for c, cell in by_c.items() if cell.queues), None)
+    if knee.cells == 1:
+        return Limitation(Limit.UNKNOWN, None, ("only one concurrency was measured",), queueing_from, None)
     if knee.concurrency is None:
         rising = f"throughput still rises at {max(by_c, default=knee.best_concurrency)}"
         return Limitation(Limit.NOT_REACHED, None, (rising,), queueing_from, True)

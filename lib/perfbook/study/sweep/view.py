@@ -142,8 +142,16 @@ def conclude(desk: Desk, sweep: Sweep) -> Verdict:
             "skipped": skipped["cells"] if skipped else [],
         },
     )
-    if knee.concurrency is None:
-        last = max(cell["concurrency"] for cell in sweep.cells)
+    failed = failed_in_words(sweep)
+    if failed:
+        desk.find(
+            "cells_failed",
+            streams=_streams(sweep.failed_cells),
+            evidence=doubts.reasons(cell for cell in sweep.cells if cell["concurrency"] in sweep.failed_cells),
+            records=[record],
+        )
+    if knee.concurrency is None and knee.cells > 1:  # one cell alone says nothing of a plateau
+        last = max(cell["concurrency"] for cell in sweep.cells if cell["concurrency"] not in sweep.failed_cells)
         desk.find(
             "no_plateau",
             last=last,
@@ -199,7 +207,16 @@ def conclude(desk: Desk, sweep: Sweep) -> Verdict:
             records=[record],
         )
     slo = f" {sweep.slo.sentence}" if sweep.slo else ""
-    return desk.conclude(f"{knee.sentence} {limit.sentence}{slo}{doubt}")
+    return desk.conclude(f"{failed}{knee.sentence} {limit.sentence}{slo}{doubt}")
+
+
+def failed_in_words(sweep: Sweep) -> str:
+    """Where no request succeeded, as a sentence before what the other cells say; empty when there is none."""
+    return f"No request succeeded at {_streams(sweep.failed_cells)}. " if sweep.failed_cells else ""
+
+
+def _streams(concurrencies: tuple[int, ...]) -> str:
+    return f"{', '.join(map(str, concurrencies))} stream{'s' if concurrencies != (1,) else ''}"
 
 
 def burst_in_words(sweep: Sweep) -> str:
