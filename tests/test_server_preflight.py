@@ -289,6 +289,22 @@ def test_missing_model_folder_and_taken_port():
 
 
 @pytest.mark.usefixtures("no_engine")
+def test_missing_prompts_are_found_before_the_load():
+    attached = make_variant(
+        {
+            "variant": "v",
+            "server": {"base_url": "http://127.0.0.1:9"},
+            "workload": {"dataset": "/none/prompts.jsonl"},
+        },
+        "test",
+    )
+    found = [one for one in preflight.check(attached) if one.where == "workload.dataset"]
+    assert [(one.level, one.why) for one in found] == [
+        ("error", "prompt file /none/prompts.jsonl cannot be read: No such file or directory")
+    ]
+
+
+@pytest.mark.usefixtures("no_engine")
 def test_things_that_are_allowed_are_pointed_out(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     problems = preflight.check(

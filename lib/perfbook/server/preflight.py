@@ -28,6 +28,7 @@ from perfbook.server.flags import check_flags, groups
 from perfbook.server.launch import build_command, local_model, own_environment
 from perfbook.server.problems import Problem
 from perfbook.server.variables import check_conf_files, check_variables
+from perfbook.stream.workload import read_prompts
 
 __all__ = ["Problem", "check", "render_text", "require"]
 
@@ -62,7 +63,7 @@ def check(
         found = list(_rehearsed(variant, args, environment))
     else:
         found = list(_owned(variant, args, environment))
-    found += _commands(variant)
+    found += [*_prompts(variant), *_commands(variant)]
     order = {"error": 0, "warning": 1, "skipped": 2}
     return sorted(found, key=lambda problem: order[problem.level])
 
@@ -302,6 +303,16 @@ def _key(server: Server) -> Iterator[Problem]:
             "error", f"the variable {server.api_key_env} is not set", "server.api_key_env",
             "the key is read from it", f"export {server.api_key_env} before you start",
         )  # fmt: skip
+
+
+def _prompts(variant: Variant) -> Iterator[Problem]:
+    """The data set, which is first read after the load."""
+    if variant.workload.dataset is None:
+        return
+    try:
+        read_prompts(variant.workload.dataset, limit=1)
+    except BadInput as error:
+        yield Problem("error", "no prompts", "workload.dataset", str(error), "correct the path or the file")
 
 
 def _commands(variant: Variant) -> Iterator[Problem]:
