@@ -1,6 +1,7 @@
 """The command line's contract: exit codes, one-line errors, JSON on standard output."""
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -41,6 +42,8 @@ LOAD = ["load", "--base-url", "http://127.0.0.1:9", "--model", "m", "--requests"
         (["check", "none.yaml"], 2, "none.yaml: cannot be read"),
         (["fly"], 2, "No such command 'fly'"),
         (["log", "none.log"], 2, "none.log: cannot be read"),
+        (["log", "/dev/urandom"], 2, "/dev/urandom: a device, not a log"),
+        (["log", "a\udcffb"], 2, "the argument 'a\\udcffb' is not text in this terminal's encoding"),
         (["trace", "none.json"], 2, "none.json"),
         (["stop", "nowhere"], 2, "nowhere: not a run's folder"),
         (["report", "nowhere"], 2, "nowhere: not a run's folder"),
@@ -107,6 +110,21 @@ def test_as_a_process_without_a_reader() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+def test_a_terminal_that_lacks_a_character_gets_the_rest() -> None:
+    command = [sys.executable, "-m", "perfbook", "log", "/nowhere/é"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "1"}
+    done = subprocess.run(command, capture_output=True, check=False, timeout=60, env=environment)
+    assert (done.returncode, done.stderr) == (
+        2,
+        b"perfbook: /nowhere/\\xe9: cannot be read (No such file or directory)\n",
+    )
+    # the table of a cell has a µ in its header
+    command = [sys.executable, "-m", "perfbook", *LOAD, "--concurrency", "1"]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=60, env=environment)
+    assert done.returncode == 1
+    assert b"client \\xb5s/token" in done.stdout
 
 
 def test_every_command_is_in_the_readme() -> None:

@@ -78,6 +78,14 @@ def test_records_in_force(variant: Variant) -> None:
     assert len({r["id"] for r in run.history()}) == 6
 
 
+def test_lines_that_are_no_records_count_for_nothing(variant: Variant) -> None:
+    run = Run.start(variant)
+    with (run.path / "records.jsonl").open("wb") as file:
+        file.write(b'[1]\n5\n\xff\n{"kind": 5}\n{"kind": "cell", "key": [1]}\n{"notebook": null, "kind": "cell"}\n')
+    run.append("04", "cell", {"x": 9})
+    assert [r["x"] for r in run.records()] == [9]
+
+
 def test_a_missing_record_names_the_notebook_to_run(variant: Variant) -> None:
     run = Run.start(variant)
     with pytest.raises(OutOfOrder, match="has no sweep record yet: run 04_sweep first"):

@@ -61,6 +61,7 @@ def test_files_that_are_no_ranks_are_named(tmp_path: Path) -> None:
     assert len(found.files) == 2 and newest in found.files
     reasons = {path.name: why for path, why in found.passed_over}
     assert len(reasons) == 4 and "older profile" in reasons[older.name]
+    assert find_traces([newest, tmp_path, newest]).files == (newest, next(one for one in found.files if one != newest))
     report = analyse([tmp_path])
     assert [r.rank for r in report.ranks] == [0, 1]
     assert sum("is not read" in w for w in report.warnings) == 4

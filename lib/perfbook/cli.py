@@ -6,6 +6,7 @@ progress and warnings to standard error. An error is one line; ``--debug`` shows
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -183,6 +184,9 @@ def report(name: Annotated[str, typer.Argument(metavar="RUN", help="A run's fold
 
 def main() -> None:
     """Entry point of the ``perfbook`` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without µ or → still shows the table
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
     sys.exit(call([word for word in arguments if word != "--debug"], debug=debug))
@@ -191,6 +195,8 @@ def main() -> None:
 def call(arguments: Sequence[str], *, debug: bool = False) -> int:
     """Run one command line and return its exit code; errors become one line on standard error."""
     try:
+        if odd := next((word for word in arguments if _torn(word)), None):
+            raise BadInput(f"the argument {odd!r} is not text in this terminal's encoding; write it in UTF-8")
         code = app(list(arguments), standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -252,7 +258,14 @@ def _integers(option: str, text: str) -> list[int]:
     return numbers
 
 
+def _torn(word: str) -> bool:
+    """Whether an argument holds bytes that are no text."""
+    return any("\udc80" <= one <= "\udcff" for one in word)
+
+
 def _text(path: Path) -> str:
+    if path.is_char_device() or path.is_block_device():
+        raise BadInput(f"{path}: a device, not a log")
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:

@@ -173,11 +173,13 @@ class Run:
         """Records in force, in the order measured: latest attempt, latest of each key."""
         current: dict[tuple[str, str, str], dict[str, Any]] = {}
         for record in self.history():
-            who = record.get("notebook", "")
+            slot = (record.get("notebook", ""), record.get("kind", ""), record.get("key", ""))
+            if not all(isinstance(part, str) for part in slot):
+                continue  # nothing of ours: somebody edited the file
+            who = slot[0]
             if record.get("kind") == ATTEMPT:
                 current = {key: value for key, value in current.items() if key[0] != who}
                 continue
-            slot = (who, record.get("kind", ""), record.get("key", ""))
             current.pop(slot, None)
             current[slot] = record
         return [

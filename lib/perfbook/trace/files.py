@@ -63,7 +63,10 @@ def find_traces(paths: Sequence[Path]) -> Found:
         raise BadInput(
             f"{', '.join(map(str, paths)) or 'no path'}: no trace files (.json, .json.gz, .sqlite) found{seen}."
         )
-    return Found(tuple(files), tuple(passed))
+    once: dict[Path, Path] = {}
+    for file in files:  # a folder and a file in it, say, are not two ranks
+        once.setdefault(file.resolve(), file)
+    return Found(tuple(once.values()), tuple(passed))
 
 
 def _age(path: Path) -> tuple[int, float]:
