@@ -7,7 +7,7 @@ from perfbook.desk import Desk, Verdict
 from perfbook.figures import Figure
 from perfbook.figures.cells import per_user_tok_s, statistic, throughput_tok_s
 from perfbook.params import Slo
-from perfbook.report.table import Column, Table
+from perfbook.report.table import Column, Note, Table
 from perfbook.study import doubts
 from perfbook.study.sweep.analysis import SLO_SHARE, Sweep, over_repeats
 from perfbook.units import count, quantity
@@ -49,7 +49,7 @@ def cell_table(sweep: Sweep) -> Table:
     )  # fmt: skip
 
 
-def reasons_table(sweep: Sweep) -> Table | str:
+def reasons_table(sweep: Sweep) -> Table | Note:
     """Why cells are not valid as measured."""
     rows = [
         (
@@ -61,7 +61,7 @@ def reasons_table(sweep: Sweep) -> Table | str:
         for cell in sweep.not_valid
     ]
     if not rows:
-        return f"All {len(sweep.cells)} cells are valid."
+        return Note(f"All {len(sweep.cells)} cells are valid.")
     return Table(["streams", "repeat", "validity", "reasons"], rows, caption="Cells to read with care")
 
 
@@ -93,7 +93,7 @@ def pareto_figure(desk: Desk, sweep: Sweep) -> Figure:
     return desk.figure("throughput_latency", figures.throughput_latency(sweep.cells, rehearsed=desk.run.rehearsed))
 
 
-def reconciliation_table(sweep: Sweep) -> Table | str:
+def reconciliation_table(sweep: Sweep) -> Table | Note:
     """Client against server: token sums over all cells, and the mean time to first token of each."""
     rows = []
     for cell in sweep.cells:
@@ -112,7 +112,7 @@ def reconciliation_table(sweep: Sweep) -> Table | str:
             )
         )  # fmt: skip
     if not rows:
-        return "The server gives no metrics: its side cannot be known."
+        return Note("The server gives no metrics: its side cannot be known.")
     return Table(
         [
             "streams", "repeat", Column("client counted", "tokens"), Column("server counted", "tokens"),
@@ -160,7 +160,7 @@ def conclude(desk: Desk, sweep: Sweep) -> Verdict:
             verdict=stats.NO_PLATEAU,
             records=[record],
         )
-    else:
+    elif knee.concurrency is not None:
         desk.find(
             "plateau",
             streams=count(knee.concurrency, "stream"),
