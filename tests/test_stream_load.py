@@ -289,7 +289,7 @@ def test_impossible_loads_are_refused():
 def test_the_command_measures_a_sweep_of_a_strict_server_and_writes_its_tables(tmp_path):
     import pyarrow.parquet as pq
 
-    from perfbook.stream.command import LoadRequest, run_load
+    from perfbook.study.load import LoadRequest, run_load
 
     def script(sock: socket.socket, body: dict) -> None:
         if "messages" not in body or {"ignore_eos", "min_tokens"} & set(body):
@@ -316,7 +316,7 @@ def test_the_command_measures_a_sweep_of_a_strict_server_and_writes_its_tables(t
 
 
 def test_the_command_says_when_nothing_was_measured():
-    from perfbook.stream.command import LoadRequest, run_load
+    from perfbook.study.load import LoadRequest, run_load
 
     with serving(lambda sock, body: fault(sock, body, "http_503")) as endpoint:
         report = run_load(LoadRequest(endpoint.base_url, "m", [2], 3, 3, deadlines=QUICK))

@@ -89,7 +89,7 @@ def load(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the two tables.")] = None,
 ) -> int:
     """Measure any OpenAI-compatible server without a notebook."""
-    from perfbook.stream.command import LoadRequest, run_load
+    from perfbook.study.load import LoadRequest, run_load
 
     request = LoadRequest(
         base_url=base_url,

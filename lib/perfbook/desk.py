@@ -87,19 +87,25 @@ class Desk:
         Raises
         ------
         ServerFailed
-            It cannot be reached, or died while loading; the message has the log's first error.
+            It cannot be reached, died while loading, or died since this notebook first used it: two launches are never
+            mixed in one measurement. The message has the log's first error.
         """
         if self._handle is None or not self._handle.alive():
-            self._handle = self._find_or_start()
+            self._handle = self._find_or_start(seen=self._handle is not None)
             self._tokenizer = None  # the server that counted tokens may have gone, and its address with it
         return self._handle
 
-    def _find_or_start(self) -> ServerHandle:
+    def _find_or_start(self, *, seen: bool) -> ServerHandle:
         if self.variant.server.base_url is not None:
             return process.attach(self.variant)
         found = process.find(self.run)
         if found is not None:
             return found
+        end = process.died(self.run)
+        if end is not None and seen:
+            raise ServerFailed(f"{end}; run the notebook again to go on with a new launch")
+        if end is not None:
+            self.find("server_died", evidence=end)
         with Progress("server") as progress:
             return process.start(self.variant, self.run, progress=progress)
 
@@ -154,9 +160,10 @@ class Desk:
         )
 
     def counters(self) -> dict[str, float] | None:
-        """The server's counters (``/metrics``); None when it does not give them."""
+        """The server's counters (``/metrics``); None when it does not give them. Never starts a server."""
+        handle = self._handle or self.server()
         try:
-            return self.server().endpoints.metrics()
+            return handle.endpoints.metrics()
         except ServerFailed:
             return None
 

@@ -10,10 +10,21 @@ from perfbook.server.endpoints import Endpoints
 from perfbook.server.handle import ServerHandle, api_key, handle_of
 from perfbook.server.interrupts import Interrupts
 from perfbook.server.launch import build_command
+from perfbook.server.log import first_error
 from perfbook.server.start import start
 from perfbook.server.stop import StopReport, stop_everything, stop_run
 
-__all__ = ["ServerHandle", "StopReport", "attach", "build_command", "find", "start", "stop", "stop_everything"]
+__all__ = [
+    "ServerHandle",
+    "StopReport",
+    "attach",
+    "build_command",
+    "died",
+    "find",
+    "start",
+    "stop",
+    "stop_everything",
+]
 
 
 def find(run: Run) -> ServerHandle | None:
@@ -23,6 +34,20 @@ def find(run: Run) -> ServerHandle | None:
     if known is None or known.stage != "ready" or not known.alive:
         return None
     return handle_of(run, known, run.variant)
+
+
+def died(run: Run) -> str | None:
+    """How a server of this run that was ready ended by itself, with its log's first error; None where none did."""
+    tree.reap()
+    known = state.read(run.path)
+    if known is None or known.stage != "ready" or known.alive:
+        return None
+    log = run.path / known.log
+    try:
+        error = first_error(log.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        error = None
+    return f"the server died ({error.message if error else 'its log names no error'}; log: {log.name})"
 
 
 def attach(variant: Variant) -> ServerHandle:

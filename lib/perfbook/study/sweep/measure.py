@@ -4,56 +4,70 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perfbook.desk import Desk
-from perfbook.params import Slo
+from perfbook.errors import ServerFailed
+from perfbook.params import Slo, Sweep
 
 NOTEBOOK = "04_sweep"
 
 
 def measure(desk: Desk, progress: Callable[[str], None]) -> None:
-    """Measure every cell, block after block; one record per cell, and one that says what was skipped.
+    """Measure every cell, block after block; one record per cell, and one that says what was skipped and why.
 
-    Every cell gets prompts of its own, distinct from their first cache block on.
+    Every cell gets prompts of its own, distinct from their first cache block on. When the server dies the sweep ends
+    there, and what was measured stays.
     """
-    plan, workload = desk.variant.sweep, desk.variant.workload
-    shape = desk.shape(plan.output_tokens)
-    shuffle, began, order = random.Random(workload.seed), time.monotonic(), 0
-    skipped = []
+    plan = desk.variant.sweep
+    began, skipped, ended = time.monotonic(), [], None
     with desk.measuring():
-        for repeat in range(plan.repeats):
-            # The first block ascends: each cell is warm for the next, and an early end leaves a usable curve.
-            block = list(plan.concurrency) if repeat == 0 else shuffle.sample(plan.concurrency, len(plan.concurrency))
-            for concurrency in block:
-                spent = time.monotonic() - began
-                if repeat > 0 and plan.time_budget_s is not None and spent > plan.time_budget_s:
-                    skipped.append({"concurrency": concurrency, "repeat": repeat})
-                    continue
-                progress(f"block {repeat + 1} of {plan.repeats}, {concurrency} streams")
-                count = concurrency * plan.requests_per_stream
-                key = f"{concurrency}/{repeat}"
-                prompts = desk.prompts(plan.prompt_tokens, count + 1, workload.seed + 1000 * order)
-                cell = desk.measure(
-                    prompts, shape, key=key, concurrency=concurrency, requests=count, warmup=1, progress=progress
-                )
-                seen = server_side(cell.reconciliation, cell.summary["duration_s"])
-                goodput = within_slo(cell.requests.to_pylist(), plan.slo)
-                desk.record_cell(
-                    "sweep_cell",
-                    cell,
-                    {
-                        "order": order,
-                        "repeat": repeat,
-                        "server": seen,
-                        "goodput": goodput,
-                        "reconciliation": cell.reconciliation,
-                    },
-                    key=key,
-                )
-                order += 1
-    desk.record("sweep_skipped", {"cells": skipped, "time_budget_s": plan.time_budget_s})
+        for order, (repeat, concurrency) in enumerate(_schedule(plan, desk.variant.workload.seed)):
+            spent = time.monotonic() - began
+            late = repeat > 0 and plan.time_budget_s is not None and spent > plan.time_budget_s
+            if late or ended:
+                skipped.append({"concurrency": concurrency, "repeat": repeat})
+                continue
+            progress(f"block {repeat + 1} of {plan.repeats}, {concurrency} streams")
+            try:
+                _measure_cell(desk, order, repeat, concurrency, progress)
+            except ServerFailed as error:
+                skipped.append({"concurrency": concurrency, "repeat": repeat})
+                ended = str(error)
+    desk.record("sweep_skipped", {"cells": skipped, "time_budget_s": plan.time_budget_s, "ended": ended})
+
+
+def _schedule(plan: Sweep, seed: int) -> Iterator[tuple[int, int]]:
+    """Repeat and concurrency of each cell. The first block ascends: each cell is warm for the next, and an early end
+    leaves a usable curve; the others are shuffled."""
+    shuffle = random.Random(seed)
+    for repeat in range(plan.repeats):
+        block = plan.concurrency if repeat == 0 else shuffle.sample(plan.concurrency, len(plan.concurrency))
+        yield from ((repeat, concurrency) for concurrency in block)
+
+
+def _measure_cell(desk: Desk, order: int, repeat: int, concurrency: int, progress: Callable[[str], None]) -> None:
+    plan = desk.variant.sweep
+    count, key = concurrency * plan.requests_per_stream, f"{concurrency}/{repeat}"
+    prompts = desk.prompts(plan.prompt_tokens, count + 1, desk.variant.workload.seed + 1000 * order)
+    cell = desk.measure(
+        prompts,
+        desk.shape(plan.output_tokens),
+        key=key,
+        concurrency=concurrency,
+        requests=count,
+        warmup=1,
+        progress=progress,
+    )
+    values = {
+        "order": order,
+        "repeat": repeat,
+        "server": server_side(cell.reconciliation, cell.summary["duration_s"]),
+        "goodput": within_slo(cell.requests.to_pylist(), plan.slo),
+        "reconciliation": cell.reconciliation,
+    }
+    desk.record_cell("sweep_cell", cell, values, key=key)
 
 
 def server_side(reconciliation: Sequence[Mapping[str, Any]], duration_s: float | None) -> dict[str, float | None]:

@@ -128,7 +128,7 @@ def conclude(desk: Desk, sweep: Sweep) -> Verdict:
     """Record the headline numbers and findings; the closing sentence."""
     knee, limit = sweep.knee, sweep.limit
     best, doubt = quantity(knee.best_tok_s, "tok_s"), doubts.sentence(sweep.cells) + burst_in_words(sweep)
-    skipped = desk.run.record("sweep_skipped")
+    skipped = desk.run.record("sweep_skipped") or {"cells": [], "ended": None}
     record = desk.record(
         "sweep",
         {
@@ -139,10 +139,14 @@ def conclude(desk: Desk, sweep: Sweep) -> Verdict:
             "knee": knee.to_json(),
             "limitation": limit.to_json(),
             "slo": sweep.slo.to_json() if sweep.slo else None,
-            "skipped": skipped["cells"] if skipped else [],
+            "skipped": skipped["cells"],
+            "ended": skipped["ended"],
         },
     )
     failed = failed_in_words(sweep)
+    if skipped["ended"]:
+        failed = f"The sweep ended early: {skipped['ended'].partition(';')[0]}. {failed}"
+        desk.find("sweep_ended", count=len(skipped["cells"]), evidence=skipped["ended"], records=[record])
     if failed:
         desk.find(
             "cells_failed",
