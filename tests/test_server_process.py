@@ -16,8 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from perfbook.desk import Desk
 from perfbook.errors import BadInput, ServerFailed
 from perfbook.params import Variant, make_variant
+from perfbook.record import findings
 from perfbook.record.run import Run
 from perfbook.server import launch, ports, preflight, process, state, tree
 
@@ -146,6 +148,7 @@ STARTER = """
 import sys
 from pathlib import Path
 from perfbook.params import make_variant
+from perfbook.record import findings
 from perfbook.record.run import Run
 from perfbook.server import launch, preflight, process
 launch.entry_point = lambda: [sys.executable, "-S", sys.argv[1], "--model"]
@@ -238,6 +241,26 @@ def test_killed_part_of_the_tree(victim: int):
     assert report.was_running
     assert report.clean
     assert not any(one.alive for one in parts)
+
+
+def test_a_server_that_died_is_told_from_one_that_was_stopped():
+    """A notebook that used it must not go on with another launch; the next one starts one and says so."""
+    variant = make()
+    run = Run.start(variant)
+    desk = Desk("04_sweep", variant, run)
+    first = desk.server()
+    assert (process.died(run), desk.counters()) == (None, None)
+    parts = settled(run)
+    parts[0].send(signal.SIGKILL)
+    wait_for(lambda: not parts[0].alive)
+    assert process.died(run) == "the server died (its log names no error; log: server-01.log)"
+    with pytest.raises(ServerFailed, match="run the notebook again to go on with a new launch"):
+        desk.server()
+    second = Desk("06_profiler_breakdown", variant, run).server()
+    assert second.base_url != first.base_url
+    assert [found["title"] for found in findings.current(run)] == ["The server had died and was started again"]
+    process.stop(run)
+    assert process.died(run) is None
 
 
 def test_orphan_that_nobody_had_seen():
