@@ -148,7 +148,6 @@ STARTER = """
 import sys
 from pathlib import Path
 from perfbook.params import make_variant
-from perfbook.record import findings
 from perfbook.record.run import Run
 from perfbook.server import launch, preflight, process
 launch.entry_point = lambda: [sys.executable, "-S", sys.argv[1], "--model"]
