@@ -14,6 +14,10 @@ from perfbook import paths
 from perfbook.record import jsonl
 
 
+#: Not detected, or (stronger) shown to be below the minimum effect of 2 %.
+NO_DIFFERENCE = ("no difference detected", "equivalent within 2 %")
+
+
 class Campaign:
     """A finished rehearsal: its folder, summary and records."""
 

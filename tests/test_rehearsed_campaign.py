@@ -17,7 +17,7 @@ from perfbook.errors import BadInput, ServerFailed
 from perfbook.params import load_variant
 from perfbook.record.run import Run
 from perfbook.server import preflight, process
-from rehearsed import Campaign, busy, holds
+from rehearsed import NO_DIFFERENCE, Campaign, busy, holds
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1500)]
 
@@ -227,9 +227,9 @@ def test_forced_confirmations_detect_no_difference(tmp_path: Path) -> None:
     cells = campaign.of("tuning_cell")
     assert {(cell["setting"], cell["launch"]) for cell in cells} >= {("proto-ll", 5), ("compile-3", 5), ("baseline", 5)}
     for entry in campaign.summary["tuning"]:
-        if entry["verdict"] != "no difference detected" and (reasons := busy(cells)):
+        if entry["verdict"] not in NO_DIFFERENCE and (reasons := busy(cells)):
             pytest.skip(f"{entry['setting']}: {entry['verdict']}, but {reasons[0]}")
-        assert entry["verdict"] == "no difference detected", entry
+        assert entry["verdict"] in NO_DIFFERENCE, entry
         assert entry["launches"] == 6
 
 
