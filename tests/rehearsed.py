@@ -13,7 +13,6 @@ import pytest
 from perfbook import paths
 from perfbook.record import jsonl
 
-
 #: Not detected, or (stronger) shown to be below the minimum effect of 2 %.
 NO_DIFFERENCE = ("no difference detected", "equivalent within 2 %")
 
