@@ -132,6 +132,11 @@ def test_a_finding_with_a_hole_is_refused() -> None:
         findings.make("answers_right", "02_verify", evidence="e")
 
 
+def test_every_rule_is_found_by_somebody() -> None:
+    sources = "".join(path.read_text() for path in Path(findings.__file__).parents[1].rglob("*.py"))
+    assert [name for name in findings.rules() if f'"{name}"' not in sources] == []
+
+
 def test_summary_of_nothing_is_null(variant: Variant) -> None:
     run = Run.start(variant)
     summary.write(run)
