@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from perfbook.stream.endpoint import Deadlines, Endpoint
 from perfbook.stream.hotloop import HotLoop
-from perfbook.stream.record import Recording, Schedule
+from perfbook.stream.record import Progress, Recording, Schedule
 
-__all__ = ["Deadlines", "Endpoint", "Recording", "Schedule", "record"]
+__all__ = ["Deadlines", "Endpoint", "Progress", "Recording", "Schedule", "record"]
 
 MAX_RESPONSE_BYTES = 64 * 2**20
 SPOOL_BYTES = 512 * 2**20
@@ -20,7 +20,7 @@ def record(
     schedule: Schedule,
     *,
     deadlines: Deadlines | None = None,
-    progress: Callable[[int, float], None] | None = None,
+    progress: Progress | None = None,
     kernel_times: bool = True,
     spool_bytes: int = SPOOL_BYTES,
     max_response_bytes: int = MAX_RESPONSE_BYTES,
@@ -35,7 +35,7 @@ def record(
     schedule : Schedule
     deadlines : Deadlines, optional
     progress : callable, optional
-        Called about once a second with (requests finished, seconds since the start).
+        See :data:`perfbook.stream.record.Progress`; what is out when it ends the cell fails as ``given_up``.
     kernel_times : bool
         Ask for kernel receive times; false forces user-space times.
     spool_bytes : int

@@ -16,14 +16,14 @@ import select
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import httptools
 
 from perfbook.stream import clock, connections
 from perfbook.stream.connections import CONNECTING, HANDSHAKE, IDLE, READING, SENDING, Connection, Pool
 from perfbook.stream.endpoint import Deadlines, Endpoint
-from perfbook.stream.record import Recorded, Recording, Schedule, Spool
+from perfbook.stream.record import Progress, Recorded, Recording, Schedule, Spool
 
 _READ_BYTES = 65536
 _FEED_BYTES = 65536
@@ -41,7 +41,7 @@ class HotLoop:
         requests: Sequence[bytes],
         schedule: Schedule,
         deadlines: Deadlines,
-        progress: Callable[[int, float], None] | None,
+        progress: Progress | None,
         kernel_times: bool,
         spool_bytes: int,
         max_response_bytes: int,
@@ -57,6 +57,7 @@ class HotLoop:
         self.next = 0
         self.finished = 0
         self.stopped = False
+        self.last_end_ns = 0
         self.held_bytes = 0  # of finished responses
         # Streams free to take a request; connected ones first, since a connect would delay the others.
         self.free: deque[Connection] = deque()
@@ -137,7 +138,9 @@ class HotLoop:
                 self._housekeeping(now)
             if self.progress is not None and now >= next_word:
                 next_word = now + 1_000_000_000
-                self.progress(self.finished, (now - self.out.begin_ns) / 1e9)
+                reason = self.progress(self.finished, (now - self.out.begin_ns) / 1e9, self._silent_s(now))
+                if reason is not None:
+                    self._give_up(reason)
 
     # -- starting requests ----------------------------------------------------------
 
@@ -250,7 +253,7 @@ class HotLoop:
     def _finish(self, connection: Connection, *, keep: bool) -> None:
         rec = connection.rec
         assert rec is not None
-        rec.finished_ns = time.monotonic_ns()
+        rec.finished_ns = self.last_end_ns = time.monotonic_ns()
         connection.rec = None
         connection.hot = False
         self.finished += 1
@@ -290,6 +293,18 @@ class HotLoop:
             elif rec.user_ns and now - rec.user_ns[-1] > limit.stall_s * 1e9:
                 self._fail(connection, "stall", f"no byte for {limit.stall_s:g} s after {rec.size} bytes")
         self._keep_small()
+
+    def _silent_s(self, now: int) -> float:
+        """Since when all streams wait in vain; 0 while none waits."""
+        waiting = [(c.began_ns, c.rec) for c in self.pool.by_fd.values() if c.rec is not None]
+        heard = [rec.user_ns[-1] if rec.user_ns else max(began, rec.start_ns) for began, rec in waiting]
+        return (now - max(self.last_end_ns, *heard)) / 1e9 if heard else 0.0
+
+    def _give_up(self, reason: str) -> None:
+        """Start nothing more, and fail what is out."""
+        self.stopped = True
+        for connection in [c for c in self.pool.by_fd.values() if c.rec is not None]:
+            self._fail(connection, "given_up", reason)
 
     def _keep_small(self) -> None:
         """Move response bytes to the file, longest first, once there are too many in memory."""

@@ -2,6 +2,7 @@
 
 Errors are told apart by class: ``refused``, ``connect_timeout``, ``connection``, ``tls`` and ``reset`` come
 from the transport; ``first_byte_timeout``, ``stall`` and ``total_timeout`` from the deadlines;
+``given_up`` from who watches the server;
 ``http_<status>``, ``bad_http``, ``not_streamed``, ``stream_error`` (an error object inside a 200 stream),
 ``bad_event``, ``oversized`` and ``incomplete`` (no ``[DONE]``) from what the server sent. A failed request is
 never repeated.
@@ -13,13 +14,14 @@ import os
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from perfbook.errors import BadInput
+from perfbook.errors import BadInput, ServerFailed
 from perfbook.stream import hostload, validity, workers
-from perfbook.stream.cell import Cell, summarise
+from perfbook.stream.cell import Cell, summarise, with_reasons
 from perfbook.stream.client import Deadlines, Endpoint, Schedule
 from perfbook.stream.reconcile import Metrics, reconcile, settled
 from perfbook.stream.tables import REQUESTS, Asked
@@ -45,6 +47,7 @@ def measure(
     deadlines: Deadlines | None = None,
     metrics: Metrics | None = None,
     progress: Callable[[str], None] | None = None,
+    watch: Callable[[float], str | None] | None = None,
     cell: str = "",
     processes: int = 1,
     kernel_times: bool = True,
@@ -83,6 +86,9 @@ def measure(
         and after the cell, never during it.
     progress : callable, optional
         Called with one line about once a second.
+    watch : callable, optional
+        Called about once a second with the seconds since any stream got a byte; a text ends the cell, which is then
+        invalid, and is the reason (``details["ended"]``). Must return at once: it runs beside the timing.
     cell : str
         Name of the cell in its tables; the concurrency when empty.
     processes : int
@@ -100,7 +106,7 @@ def measure(
     BadInput
         Impossible arguments.
     ServerFailed
-        The host name cannot be resolved.
+        The host name cannot be resolved, or the watch ended the warm-up.
     """
     _check(prompts, concurrency, requests, warmup, rate_per_s, processes)
     name = cell or f"c{concurrency}"
@@ -113,17 +119,29 @@ def measure(
         sent = [endpoint.request(shape.body(endpoint, p)) for p in chosen]
         return Job(endpoint, sent, asked, limits, name, kernel_times)
 
-    warm, shape = _warm_up(lambda s: job(s, requests, warmup), shape, min(warmup, concurrency), notes)
+    ended: list[str] = []
+
+    def heard(done: int, after_s: float, silent_s: float, what: str = f"{requests} requests") -> str | None:
+        if progress is not None:
+            progress(f"{name}: {done} of {what} after {after_s:.1f} s")
+        reason = watch(silent_s) if watch is not None else None
+        ended.extend([] if reason is None or ended else [reason])
+        return reason
+
+    def warmed(shape: RequestShape) -> pa.Table:
+        hear = partial(heard, what=f"{warmup} warm-up requests")
+        sent = workers.run(job(shape, requests, warmup), Schedule(min(warmup, concurrency)), hear).requests
+        if ended:
+            raise ServerFailed(ended[0])
+        return sent
+
+    warm, shape = _warm_up(warmed, shape, notes) if warmup else (REQUESTS.empty_table(), shape)
     before = settled(metrics)
     due = _schedule(rate_per_s, arrivals, requests, seed) if rate_per_s is not None else None
     schedule = Schedule(concurrency, due, seconds, _Precision(precision) if precision is not None else None)
 
-    def say(done: int, after_s: float) -> None:
-        if progress is not None:
-            progress(f"{name}: {done} of {requests} requests after {after_s:.1f} s")
-
     with hostload.Watch(endpoint.host, endpoint.port) as host:
-        measured = workers.run_all(job(shape, 0, requests), schedule, processes, say)
+        measured = workers.run_all(job(shape, 0, requests), schedule, processes, heard)
     expected = int(measured.requests["output_tokens"].to_numpy().sum())
     after = settled(metrics, before, expected)
     summary = summarise(measured.requests, measured.events, concurrency, measured.costs)
@@ -131,7 +149,9 @@ def measure(
     cores = os.cpu_count() or 1
     evidence = validity.gather(summary, measured.requests, measured.costs, before, after, host.seen, cores)
     summary["validity"] = validity.judge(evidence).as_dict()
-    return Cell(name, summary, measured.requests, measured.events, warm, _details(measured, evidence, notes), rows)
+    details = _details(measured, evidence, notes) | {"ended": ended[0] if ended else None}
+    made = Cell(name, summary, measured.requests, measured.events, warm, details, rows)
+    return with_reasons(made, "invalid", ended) if ended else made
 
 
 def _check(
@@ -156,14 +176,12 @@ def _check(
 
 
 def _warm_up(
-    job: Callable[[RequestShape], Job], shape: RequestShape, concurrency: int, notes: list[str]
+    run: Callable[[RequestShape], pa.Table], shape: RequestShape, notes: list[str]
 ) -> tuple[pa.Table, RequestShape]:
     """Run the warm-up; a server that refuses vLLM's own fields is asked again without, and that is noted."""
-    if not concurrency:
-        return REQUESTS.empty_table(), shape
     first: pa.Table | None = None
     for plainer, without in shape.ladder():
-        warm = workers.run(job(plainer), Schedule(concurrency)).requests
+        warm = run(plainer)
         first = warm if first is None else first
         if not {"http_400", "http_422"} & set(warm["error"].to_pylist()):
             if without:

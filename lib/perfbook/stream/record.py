@@ -11,6 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
+Progress = Callable[[int, float, float], str | None]
+"""Called about once a second with (requests finished, seconds since the start, seconds since any stream that waits got
+a byte); a text ends the cell, and is the reason."""
+
 
 class Recorded:
     """One request as it went over the wire.

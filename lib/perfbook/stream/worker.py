@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import sys
 from typing import Any
 
@@ -33,9 +34,14 @@ def main() -> None:
         say("ready")
         return int(pickle.load(source))
 
+    def tell(done: int, after_s: float, silent_s: float) -> str | None:
+        say("progress", done, after_s, silent_s)
+        asked_to_end, _, _ = select.select([source], [], [], 0)
+        return str(pickle.load(source)) if asked_to_end else None
+
     schedule = Schedule(concurrency, due_ns, seconds, enough, start_at_ns)
     try:
-        measured = workers.run(job, schedule, lambda done, after: say("progress", done, after))
+        measured = workers.run(job, schedule, tell)
     except PerfbookError as error:
         say("failed", error)
         return

@@ -8,7 +8,8 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import perfbook
 from perfbook.errors import MeasurementFailed
 from perfbook.stream import client, tables
 from perfbook.stream.cell import Costs
-from perfbook.stream.client import Deadlines, Endpoint, Schedule
+from perfbook.stream.client import Deadlines, Endpoint, Progress, Schedule
 from perfbook.stream.tables import Asked
 
 
@@ -46,7 +47,7 @@ class Measured:
     costs: Costs
 
 
-def run(job: Job, schedule: Schedule, progress: Callable[[int, float], None] | None = None) -> Measured:
+def run(job: Job, schedule: Schedule, progress: Progress | None = None) -> Measured:
     """Run the job in this process and thread."""
     waited = _waited_ns()
     recording = client.record(
@@ -85,9 +86,7 @@ def _waited_ns() -> int:
         return -1
 
 
-def run_all(
-    job: Job, schedule: Schedule, processes: int, progress: Callable[[int, float], None] | None = None
-) -> Measured:
+def run_all(job: Job, schedule: Schedule, processes: int, progress: Progress | None = None) -> Measured:
     """Run the job over several processes, each with its share of streams and requests; they start
     together.
     """
@@ -156,9 +155,9 @@ def _expect(child: subprocess.Popen[bytes], kind: str) -> tuple[Any, ...]:
     return message
 
 
-def _collect(children: list[subprocess.Popen[bytes]], progress: Callable[[int, float], None] | None) -> list[Measured]:
+def _collect(children: list[subprocess.Popen[bytes]], progress: Progress | None) -> list[Measured]:
     results: dict[int, Measured] = {}
-    finished = dict.fromkeys(range(len(children)), 0)
+    finished, silent = dict.fromkeys(range(len(children)), 0), dict.fromkeys(range(len(children)), 0.0)
     pipes = {child.stdout: k for k, child in enumerate(children) if child.stdout is not None}
     while len(results) < len(children):
         ready, _, _ = select.select([pipe for pipe, k in pipes.items() if k not in results], [], [])
@@ -167,9 +166,13 @@ def _collect(children: list[subprocess.Popen[bytes]], progress: Callable[[int, f
             message = _receive(children[k])
             if message[0] == "done":
                 results[k] = message[1]
+                silent.pop(k)
             elif progress is not None:
-                finished[k] = message[1]
-                progress(sum(finished.values()), message[2])
+                _, finished[k], after_s, silent[k] = message
+                reason = progress(sum(finished.values()), after_s, min(silent.values()))
+                for other in silent if reason is not None else ():
+                    with suppress(MeasurementFailed):  # it may have ended just now
+                        _send(children[other], reason)
     return [results[k] for k in range(len(children))]
 
 
