@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -287,7 +289,7 @@ def test_progress_idle_waiting_hung(server: Misbehaving):
     assert (status := watch.look()).state == "progressing"
     assert status.steps == 4
     assert watch.look().state == "hung"
-    assert "2 requests and no engine step" in watch.look().reason
+    assert "requests are out and no engine step for 0 s" in watch.look().reason
     patient.look()
     assert patient.look().state == "waiting"
     gauge(server, 15, 2)
@@ -310,22 +312,65 @@ def test_queued_requests_with_nothing_running_are_not_idle(server: Misbehaving):
     assert watch.look().state == "hung"
 
 
+def test_a_filling_cache_is_progress(server: Misbehaving):
+    """A long prefill in chunks gives no token and counts no step (vLLM 0.32), but its cache fills."""
+    watch = Watch(Endpoints(server.url), patience_s=0.0)
+    for usage in (0.1, 0.2, 0.3):
+        server.answer("/metrics", f"vllm:iteration_tokens_total_count 7\nvllm:kv_cache_usage_perc {usage}\n".encode())
+        last = watch.look(in_flight=1).state
+    assert last == "progressing"
+    assert watch.look(in_flight=1).state == "hung"
+
+
 def test_several_missed_polls_before_dead(server: Misbehaving):
-    watch = Watch(Endpoints(server.url), misses=3)
+    there, gone = Endpoints(server.url), Endpoints("http://127.0.0.1:1")
+    watch = Watch(there)
     gauge(server, 1, 1)
     watch.look()
-    server.answer("/metrics", b"", status=500)
+    watch.endpoints = gone
     assert [watch.look().state for _ in range(3)] == ["waiting", "waiting", "dead"]
+    assert watch.status is not None
+    assert str(watch.status).startswith(
+        "the server is dead: no answer to 3 polls in a row: http://127.0.0.1:1/metrics: c"
+    )
+    watch.endpoints = there
     gauge(server, 2, 1)
     assert watch.look().state == "progressing"
 
 
-def test_guard_tells_the_measurement(server: Misbehaving):
+def test_a_server_without_counters_is_not_taken_for_dead(server: Misbehaving):
+    """Other OpenAI-compatible servers have no /metrics: their silence is judged by the deadlines of the requests."""
+    watch = Watch(Endpoints(server.url), patience_s=0.0)
+    assert [watch.look(in_flight=1).state for _ in range(4)] == ["unknown"] * 4
+    server.answer("/metrics", b"python_gc_objects 3\n")
+    assert [watch.look(in_flight=1).state for _ in range(4)] == ["unknown"] * 4
+    assert watch.autopsy() is None
+
+
+def test_nobody_looks_while_a_stream_gets_bytes_and_silence_is_looked_at(server: Misbehaving):
     gauge(server, 10, 0)
-    watch = Watch(Endpoints(server.url), patience_s=0.05)
-    with watch.guard(every_s=0.01) as guard:
-        guard.check()
-        guard.in_flight = 1
-        assert guard.failed.wait(20)
-    with pytest.raises(ServerFailed, match="the server is hung: 1 requests and no engine step"):
-        guard.check()
+    watch = Watch(Endpoints(server.url), patience_s=0.1, quiet_s=5.0, every_s=0.05)
+    for _ in range(10):
+        assert watch(4.9) is None
+    assert server.asked == []
+    deadline = time.monotonic() + 20
+    while (reason := watch(5.0)) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert reason.startswith("the server is hung: requests are out and no engine step for ")
+    assert 2 <= len(server.asked) < 20
+
+
+def test_the_receiving_loop_never_waits_for_a_look():
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        watch = Watch(Endpoints(f"http://127.0.0.1:{mute.getsockname()[1]}"), quiet_s=0.0)
+        begun = time.monotonic()
+        assert watch(1.0) is None
+        assert time.monotonic() - begun < 1.0  # the look itself takes ten seconds here
+
+
+def test_autopsy_of_a_server_that_is_gone_and_of_one_that_is_not(server: Misbehaving, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("perfbook.server.liveness.time.sleep", lambda seconds: None)
+    gauge(server, 10, 1)
+    assert Watch(Endpoints(server.url)).autopsy() is None
+    assert str(Watch(Endpoints("http://127.0.0.1:1")).autopsy()).startswith("the server is dead: no answer to 3 polls")

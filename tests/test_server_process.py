@@ -257,7 +257,7 @@ def test_a_server_that_died_is_told_from_one_that_was_stopped():
         desk.server()
     second = Desk("06_profiler_breakdown", variant, run).server()
     assert second.base_url != first.base_url
-    assert [found["title"] for found in findings.current(run)] == ["The server had died and was started again"]
+    assert [found["title"] for found in findings.current(run)] == ["The server had failed and was started again"]
     process.stop(run)
     assert process.died(run) is None
 

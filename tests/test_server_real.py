@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -189,31 +188,6 @@ def test_key_is_in_no_file_of_the_run(launched: Launched):
     run, handle, _ = launched
     assert requests.get(f"{handle.base_url}/v1/models", timeout=30).status_code == 401
     assert not [path for path in run.path.rglob("*") if path.is_file() and b"sesame" in path.read_bytes()]
-
-
-def test_hung_engine_is_noticed_though_health_answers(launched: Launched):
-    """SIGSTOP of the engine core while a request runs; afterwards it goes on."""
-    run, handle, _ = launched
-    known = state.read(run.path)
-    assert known is not None
-    assert known.leader is not None
-    [engine] = [one for one in tree.tree_of(known.leader, known.tree) if one.title.startswith("VLLM::EngineCore")]
-    watch = Watch(handle.endpoints, handle, patience_s=2.0)
-    request = threading.Thread(target=ask, args=(handle, 200))
-    request.start()
-    try:
-        wait_for(lambda: watch.look().state == "progressing")
-        engine.send(signal.SIGSTOP)
-        with watch.guard(every_s=0.2) as guard:
-            guard.in_flight = 1
-            assert guard.failed.wait(PATIENCE_S)
-        with pytest.raises(ServerFailed, match="the server is hung: 1 requests and no engine step"):
-            guard.check()
-        assert handle.endpoints.health()
-    finally:
-        engine.send(signal.SIGCONT)
-    wait_for(lambda: watch.look(in_flight=1).state == "progressing")
-    request.join(PATIENCE_S)
 
 
 def test_killed_worker_ends_the_server_and_stop_leaves_nothing(launched: Launched):

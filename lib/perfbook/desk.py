@@ -28,6 +28,7 @@ from perfbook.rehearsal.law import law_of
 from perfbook.report import results
 from perfbook.server import process
 from perfbook.server.launch import local_model
+from perfbook.server.liveness import Watch
 from perfbook.server.process import ServerHandle
 from perfbook.stream.cell import Cell, with_reasons
 from perfbook.stream.client import Endpoint
@@ -182,19 +183,37 @@ class Desk:
 
         A device that throttled makes the cell suspect. What the devices did stands in ``Cell.details["telemetry"]``.
         Nothing is recorded yet: :meth:`record_cell` does that.
+
+        Raises
+        ------
+        ServerFailed
+            The engine hung or died meanwhile. What the cell saw until then is recorded as a ``failed_cell``, and no
+            notebook uses that launch again.
         """
-        with self.hardware.telemetry(self.server()) as telemetry:
-            cell = measure_cell(
-                self.endpoint(),
-                prompts,
-                shape,
-                concurrency=concurrency,
-                requests=requests,
-                warmup=warmup,
-                metrics=self.counters,
-                progress=progress,
-                cell=f"{self.notebook}/{key}",
-            )
+        server = self.server()
+        watch = Watch(server.endpoints, server)
+        try:
+            with self.hardware.telemetry(server) as telemetry:
+                cell = measure_cell(
+                    self.endpoint(),
+                    prompts,
+                    shape,
+                    concurrency=concurrency,
+                    requests=requests,
+                    warmup=warmup,
+                    metrics=self.counters,
+                    progress=progress,
+                    watch=watch,
+                    cell=f"{self.notebook}/{key}",
+                )
+            reason = cell.details["ended"] or (watch.autopsy() if cell.summary["failed"] else None)
+            if reason is not None:
+                self.record_cell("failed_cell", cell, {"reason": reason}, key=key)
+                raise ServerFailed(reason)
+        except ServerFailed as error:
+            if watch.failed:
+                process.condemn(self.run, str(error))
+            raise
         cell.details["telemetry"] = telemetry.summary
         doubts = telemetry.summary["suspect"]
         return with_reasons(cell, "suspect", doubts) if doubts else cell

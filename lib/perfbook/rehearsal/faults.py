@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
@@ -21,8 +22,13 @@ HTML = (
 
 def die() -> NoReturn:
     """The engine dies under its requests, and the process with it."""
-    print("(EngineCore pid=0) ERROR [core.py:1203] EngineCore encountered a fatal error.")  # noqa: T201
-    print("torch.AcceleratorError: CUDA error: an illegal memory access was encountered")  # noqa: T201
+    said = time.strftime(f"(EngineCore pid={os.getpid()}) ERROR %m-%d %H:%M:%S [core.py:1203] ")
+    for line in (
+        "EngineCore encountered a fatal error.",
+        "Traceback (most recent call last):",
+        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+    ):
+        sys.stdout.write(f"{said}{line}\n")
     sys.stdout.flush()
     os._exit(1)
 

@@ -19,6 +19,10 @@ CONNECT_S = 3.0
 READ_S = 10.0
 
 
+class Unreachable(ServerFailed):
+    """Nothing answered; a server that answers with an error is there."""
+
+
 @dataclass(frozen=True)
 class Endpoints:
     """One server's endpoints.
@@ -35,8 +39,8 @@ class Endpoints:
         File that exists while a profile is being taken, so that whoever stops the server can end it first.
 
     Every method raises :class:`ServerFailed` with the address and the reason when the server cannot be
-    reached or answers with an error, unless it says otherwise. Redirects are not followed and no proxy is
-    used: what is measured is the server named, and a key goes nowhere else.
+    reached (:class:`Unreachable`) or answers with an error, unless it says otherwise. Redirects are not followed
+    and no proxy is used: what is measured is the server named, and a key goes nowhere else.
     """
 
     base_url: str
@@ -192,7 +196,7 @@ class Endpoints:
                     verify=bundle if self.verify_tls else False,
                 )
         except requests.RequestException as error:
-            raise ServerFailed(f"{self.base_url}{path}: {_reason(error)}") from None
+            raise Unreachable(f"{self.base_url}{path}: {_reason(error)}") from None
         except ValueError:
             raise ServerFailed(f"{self.base_url}{path}: the request cannot be sent; is the key plain text?") from None
 

@@ -56,7 +56,7 @@ class ServerHandle:
             return self.endpoints.health()
         tree.reap()
         known = state.read(self.run_path)
-        return known is not None and known.alive and known.leader is not None and known.leader.pid == self.pid
+        return known is not None and known.usable and known.leader is not None and known.leader.pid == self.pid
 
 
 def handle_of(run: Run, known: ServerState, variant: Variant) -> ServerHandle:

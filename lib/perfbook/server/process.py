@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from perfbook.errors import BadInput, ServerFailed
 from perfbook.params import Variant
 from perfbook.record.run import Run
@@ -19,6 +21,7 @@ __all__ = [
     "StopReport",
     "attach",
     "build_command",
+    "condemn",
     "died",
     "find",
     "start",
@@ -31,15 +34,17 @@ def find(run: Run) -> ServerHandle | None:
     """The run's server if it is ready, alive and ours; None otherwise."""
     tree.reap()
     known = state.read(run.path)
-    if known is None or known.stage != "ready" or not known.alive:
+    if known is None or not known.usable:
         return None
     return handle_of(run, known, run.variant)
 
 
 def died(run: Run) -> str | None:
-    """How a server of this run that was ready ended by itself, with its log's first error; None where none did."""
+    """How a server of this run that was ready ended by itself or hung; None where none did."""
     tree.reap()
     known = state.read(run.path)
+    if known is not None and known.stage == "failed":
+        return known.reason
     if known is None or known.stage != "ready" or known.alive:
         return None
     log = run.path / known.log
@@ -48,6 +53,13 @@ def died(run: Run) -> str | None:
     except OSError:
         error = None
     return f"the server died ({error.message if error else 'its log names no error'}; log: {log.name})"
+
+
+def condemn(run: Run, reason: str) -> None:
+    """Nobody is to measure on the run's server any more: it hangs. It still has to be stopped."""
+    known = state.read(run.path)
+    if known is not None and known.usable:
+        state.write(run.path, replace(known, stage="failed", reason=reason))
 
 
 def attach(variant: Variant) -> ServerHandle:

@@ -20,6 +20,8 @@ class ServerState:
 
     Attributes
     ----------
+    stage : str
+        ``failed``: it was ready and then found hanging; still to be stopped, not to be used.
     mark : str
         Stands in the server's environment; finds it when the starter died before it could write the pid.
     boot, host : str
@@ -60,6 +62,11 @@ class ServerState:
     def alive(self) -> bool:
         """Whether the API server runs; a later process with its number does not count."""
         return self.here and self.leader is not None and self.leader.alive
+
+    @property
+    def usable(self) -> bool:
+        """Whether it became ready, lives, and was not found to hang."""
+        return self.stage == "ready" and self.alive
 
     def seen(self, processes: list[Process], files: set[str]) -> ServerState:
         """With more processes and shared-memory files known."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from perfbook import figures, trace
 from perfbook.desk import Desk, Verdict
-from perfbook.errors import BadInput
+from perfbook.errors import BadInput, ServerFailed
 from perfbook.figures import Figure
 from perfbook.figures.cells import statistic
 from perfbook.report.table import Column, Note, Table
@@ -83,8 +83,12 @@ def _take(desk: Desk, concurrency: int) -> tuple[Path, ...]:
     server.endpoints.start_profile(iterations=plan.iterations, prefix=f"c{concurrency}")
     try:
         desk.measure(prompts[concurrency:], shape, key="profiled", concurrency=concurrency, requests=concurrency)
-    finally:
+    except ServerFailed:
+        raise  # it hangs or is gone, and would not end the profile either
+    except BaseException:
         server.endpoints.stop_profile(STOP_TIMEOUT_S)
+        raise
+    server.endpoints.stop_profile(STOP_TIMEOUT_S)
     return tuple(sorted(set(folder.rglob(TRACES)) - before))
 
 

@@ -91,7 +91,10 @@ def plan(settings: Sequence[str], launches: int, each_s: float, budget_s: float 
 
 
 def confirm(desk: Desk, planned: Plan, progress: Callable[[str], None]) -> None:
-    """Launch and measure as planned; the baseline is up at the end. A setting that does not start is left out."""
+    """Launch and measure as planned; the baseline is up at the end.
+
+    A setting that does not start, or whose server hangs or dies while it is measured, is not launched again.
+    """
     broken: set[str] = set()
     settings = desk.variant.tuning.settings
     try:
@@ -107,13 +110,12 @@ def confirm(desk: Desk, planned: Plan, progress: Callable[[str], None]) -> None:
                     desk.variant, desk.run, progress=lambda text, what=what: progress(f"{what}, {text}"),  # type: ignore[misc]
                     extra_args=chosen.args if chosen else None, extra_env=chosen.env if chosen else None,
                 )  # fmt: skip
+                measure_launch(desk, launch, order, handle.ready_s, progress)
             except (ServerFailed, BadInput) as error:
                 if launch.setting == BASELINE:
                     raise
                 broken.add(launch.setting)
                 desk.record("tuning_failed", {"setting": launch.setting, "error": str(error)}, key=launch.setting)
-                continue
-            measure_launch(desk, launch, order, handle.ready_s, progress)
         if broken and planned.launches:
             process.stop(desk.run)
     except BaseException:
