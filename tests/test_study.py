@@ -11,7 +11,7 @@ from perfbook.study import doubts, single_stream, sweep, verify
 from perfbook.study.conclusion import hold_targets
 from perfbook.study.doubts import group_reasons
 from perfbook.study.prompts import numbered
-from perfbook.study.sweep.view import burst_in_words, failed_in_words, slo_in_words, slo_rule
+from perfbook.study.sweep.view import burst_in_words, slo_in_words, slo_rule, unusable_in_words
 
 PARIS = Question(ask="Capital of France?", expect=["Paris"])
 
@@ -168,22 +168,32 @@ def test_slo_limit_and_failed_cells() -> None:
     got = sweep.analyse(cells, seed=1, max_num_seqs=None)
     assert got.slo is not None
     assert got.slo.concurrency == 2
-    assert got.failed_cells == (8,)
-    assert failed_in_words(got) == "No request succeeded at 8 streams. "
+    assert got.unusable == (8,)
+    assert unusable_in_words(got) == "Nothing usable was measured at 8 streams. "
     assert str(got.limit.limit) == "not reached"
 
 
 def test_one_concurrency_says_nothing_of_a_plateau() -> None:
     alone = sweep.analyse([cell(1, 10, 10)], seed=1, max_num_seqs=None)
-    assert failed_in_words(alone) == ""
+    assert unusable_in_words(alone) == ""
     assert alone.knee.sentence == (
         "Whether there is a plateau is unknown: only one concurrency was measured (10.0 tok/s at 1)."
     )
     assert alone.limit.sentence == "What limits throughput is unknown: only one concurrency was measured."
 
 
+def test_an_invalid_cell_is_shown_and_decides_nothing() -> None:
+    """A cell that lost 9 of 10 requests seems the fastest; the knee, the best and the SLO come from the others."""
+    broken = {**cell(8, 400, 1), "validity": {"verdict": "invalid", "reasons": ["9 of 10 requests failed (reset 9)"]}}
+    got = sweep.analyse([cell(1, 10, 10), cell(2, 20, 10), cell(4, 20.2, 20), broken], seed=1, max_num_seqs=None)
+    assert (got.knee.concurrency, got.knee.best_tok_s, got.unusable) == (2, 20.2, (8,))
+    assert len(got.cells) == 4
+    with pytest.raises(MeasurementFailed, match="9 of 10 requests failed"):
+        sweep.analyse([broken], seed=1, max_num_seqs=None)
+
+
 def test_no_throughput_at_all() -> None:
-    with pytest.raises(MeasurementFailed, match="no cell of the sweep delivered a token"):
+    with pytest.raises(MeasurementFailed, match=r"no cell of the sweep can be used \(no token arrived\)"):
         sweep.analyse([{"concurrency": 1}], seed=1, max_num_seqs=None)
 
 
@@ -233,18 +243,25 @@ def test_targets_are_held_against_the_summary() -> None:
         ("single-stream TTFT", False),
         ("best throughput", None),
     ]
-    assert got[0].sentence == "single-stream decode rate at least 40 tok/s (measured 80.1 tok/s)"
+    assert [t.verdict for t in got] == ["met, indicative", "missed, indicative", "not measured"]
+    assert got[0].sentence == (
+        "single-stream decode rate at least 40 tok/s (measured 80.1 tok/s; too few values for a 95 % interval)"
+    )
 
 
 def test_a_target_inside_the_interval_is_undecided() -> None:
     """A median on the right side decides nothing while its interval reaches the other side."""
-    estimates = {"decode": {"low_tok_s": 4.9, "high_tok_s": 31.6}, "ttft": {"low_ms": 58.0, "high_ms": 394.0}}
+    estimates = {
+        "decode": {"low_tok_s": 4.9, "high_tok_s": 31.6, "confidence": 0.95},
+        "ttft": {"low_ms": 58.0, "high_ms": 394.0, "confidence": 0.95},
+        "tpot": {"low_ms": 30.0, "high_ms": 40.0, "confidence": 0.875},
+    }
     cells = [
         {"concurrency": 32, "output_tok_s_plateau": rate, "output_tok_s": 1.0, "validity": {"verdict": "valid"}}
         for rate in (280.8, 342.7)
     ]
     measured = {
-        "single_stream": {"decode_tok_s": 15.7, "ttft_ms": 183.0, "estimates": estimates},
+        "single_stream": {"decode_tok_s": 15.7, "ttft_ms": 183.0, "tpot_ms": 35.0, "estimates": estimates},
         "sweep": {"best_tok_s": 311.8, "best_concurrency": 32, "cells": cells},
     }
     got = hold_targets(Targets(single_stream_tok_s=10, ttft_ms=1000, best_tok_s=300), measured)
@@ -252,6 +269,9 @@ def test_a_target_inside_the_interval_is_undecided() -> None:
     assert got[0].sentence == "single-stream decode rate at least 10 tok/s (measured 15.7 tok/s [4.9, 31.6])"
     assert hold_targets(Targets(ttft_ms=50), measured)[0].verdict == "missed"
     assert hold_targets(Targets(ttft_ms=100), measured)[0].verdict == "undecided"
+    assert hold_targets(Targets(tpot_ms=50), measured)[0].verdict == "met, indicative"  # the range of four values
+    assert hold_targets(Targets(tpot_ms=20), measured)[0].verdict == "missed, indicative"
+    assert hold_targets(Targets(best_tok_s=200), measured)[0].verdict == "met, indicative"  # two repeats
 
 
 def test_claims_from_doubtful_cells_say_so() -> None:

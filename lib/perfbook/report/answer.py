@@ -153,7 +153,7 @@ def targets(evidence: Evidence) -> Table | None:
 def targets_met(evidence: Evidence) -> str:
     """``2 of 3``, or nothing when no target was judged."""
     rows = evidence.rows("targets")
-    met = sum(row.get("verdict", _MET.get(row.get("met"))) == "met" for row in rows)
+    met = sum(str(row.get("verdict", _MET.get(row.get("met")))).startswith("met") for row in rows)
     return f"{met} of {len(rows)}" if rows else ""
 
 

@@ -19,7 +19,7 @@ from perfbook.figures import Figure
 from perfbook.figures.cells import statistic
 from perfbook.params import Ceiling
 from perfbook.report.table import Column, Note, Table
-from perfbook.study import bench
+from perfbook.study import bench, doubts
 from perfbook.study.bench import Served
 from perfbook.units import byte_rate, byte_size, count, flop_rate, number, quantity
 
@@ -81,7 +81,7 @@ def operating_points(cells: Sequence[CellRecord]) -> list[Operating]:
     The context of a step grows from the prompt to prompt and answer: its mean is the prompt and half the answer.
     """
     grouped: dict[tuple[int, str], list[CellRecord]] = {}
-    for cell in cells:
+    for cell in doubts.usable(cells):
         if statistic(cell, "tpot_ms", "p50") is not None and cell["ok"]:
             grouped.setdefault((cell["concurrency"], cell["notebook"]), []).append(cell)
     points: dict[int, Operating] = {}

@@ -22,6 +22,7 @@ from perfbook.record import summary
 from perfbook.record.run import Run
 from perfbook.report.table import Column, Note, Table
 from perfbook.stats.result import plain
+from perfbook.study import doubts
 from perfbook.units import label, percent, quantity
 
 SCHEMA = 1
@@ -122,7 +123,7 @@ def read_run(run: Run, side: str) -> Measured:
             asked[metric] = _canonical([workload, parameters.get("single_stream", {}).get("output_tokens")])
     sweep = found["sweep"] or {}
     rates: dict[int, list[float]] = {}
-    for cell in sweep.get("cells") or []:
+    for cell in doubts.usable(sweep.get("cells") or []):
         if rate := throughput_tok_s(cell):
             rates.setdefault(cell["concurrency"], []).append(rate)
     plan = parameters.get("sweep", {})

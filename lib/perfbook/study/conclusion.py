@@ -18,17 +18,28 @@ from perfbook.report.table import Note, Table
 from perfbook.study import doubts
 from perfbook.units import interval, label
 
+SURE = 0.95
+"""Coverage from which an interval decides; the range of fewer than six values has less."""
 _RULES = {
     "met": "target_met",
+    "met, indicative": "target_met",
     "missed": "target_missed",
+    "missed, indicative": "target_missed",
     "undecided": "target_undecided",
     "not measured": "target_unknown",
 }
 
 
+Ends = tuple[float | None, float | None, float | None]
+"""Low, high, and the coverage of that interval."""
+
+
 @dataclass(frozen=True)
 class Target:
-    """A target held against what was measured; ``low``, ``high``: the measured value's interval where it has one."""
+    """A target held against what was measured.
+
+    ``low``, ``high``: the measured value's interval where it has one; ``confidence`` its coverage, as a fraction.
+    """
 
     name: str
     target: float
@@ -38,6 +49,7 @@ class Target:
     notebook: str
     low: float | None = None
     high: float | None = None
+    confidence: float | None = None
 
     @property
     def met(self) -> bool | None:
@@ -53,12 +65,17 @@ class Target:
 
     @property
     def verdict(self) -> str:
-        """``met``, ``missed``, ``undecided`` (the interval reaches both sides) or ``not measured``."""
+        """``met``, ``missed``, ``undecided`` (the interval reaches both sides) or ``not measured``.
+
+        ``met, indicative`` and ``missed, indicative`` where too few values speak for a 95 % interval.
+        """
         if self.met is None:
             return "not measured"
         if self.decided is False:
             return "undecided"
-        return "met" if self.met else "missed"
+        said = "met" if self.met else "missed"
+        sure = self.decided and self.confidence is not None and self.confidence >= SURE
+        return said if sure else f"{said}, indicative"
 
     def _holds(self, value: float) -> bool:
         return value >= self.target if self.at_least else value <= self.target
@@ -73,7 +90,8 @@ class Target:
         """``single-stream decode rate at least 40 tok/s (measured 80.1 tok/s)``."""
         side = "at least" if self.at_least else "at most"
         measured = f"measured {self.measured}" if self.value is not None else "not measured"
-        return f"{self.name} {side} {_round(self.target)} {label(self.unit)} ({measured})"
+        few = "; too few values for a 95 % interval" if self.verdict.endswith("indicative") else ""
+        return f"{self.name} {side} {_round(self.target)} {label(self.unit)} ({measured}{few})"
 
 
 def hold_targets(targets: Targets, measured: Mapping[str, Any]) -> list[Target]:
@@ -83,9 +101,9 @@ def hold_targets(targets: Targets, measured: Mapping[str, Any]) -> list[Target]:
     ttft, tpot, stream = single.get("ttft_ms"), single.get("tpot_ms"), "03_single_stream"
     estimates = single.get("estimates") or {}
 
-    def ends(name: str, unit: str) -> tuple[float | None, float | None]:
+    def ends(name: str, unit: str) -> Ends:
         estimate = estimates.get(name) or {}
-        return estimate.get(f"low_{unit}"), estimate.get(f"high_{unit}")
+        return estimate.get(f"low_{unit}"), estimate.get(f"high_{unit}"), estimate.get("confidence")
 
     rows = (
         (
@@ -108,11 +126,11 @@ def hold_targets(targets: Targets, measured: Mapping[str, Any]) -> list[Target]:
     ]
 
 
-def _repeats(sweep: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Lowest and highest repeat of the best concurrency: too few for an interval, yet they show what to expect."""
-    cells = [c for c in sweep.get("cells") or [] if c["concurrency"] == sweep.get("best_concurrency")]
+def _repeats(sweep: Mapping[str, Any]) -> Ends:
+    """Lowest and highest repeat of the best concurrency: what to expect, with the coverage of a range."""
+    cells = [c for c in doubts.usable(sweep.get("cells") or []) if c["concurrency"] == sweep.get("best_concurrency")]
     rates = [rate for cell in cells if (rate := throughput_tok_s(cell)) is not None]
-    return (min(rates), max(rates)) if len(rates) > 1 else (None, None)
+    return (min(rates), max(rates), 1 - 2.0 ** (1 - len(rates))) if len(rates) > 1 else (None, None, None)
 
 
 def _round(target: float) -> str:
@@ -188,7 +206,10 @@ def conclude(desk: Desk, targets: list[Target]) -> Verdict:
     """Targets, bottleneck, and whether the numbers can be trusted."""
     measured = summary.summarise(desk.run)
     verdicts = [t.verdict for t in targets]
-    parts = [f"{verdicts.count('met')} of {len(targets)} targets met" if targets else "no targets set"]
+    met = [word for word in verdicts if word.startswith("met")]
+    parts = [f"{len(met)} of {len(targets)} targets met" if targets else "no targets set"]
+    if any(word.endswith("indicative") for word in met):
+        parts[0] += f" ({met.count('met, indicative')} of them indicatively)"
     parts += [f"{verdicts.count(word)} {word}" for word in ("undecided", "not measured") if word in verdicts]
     for regime, sentence in (measured["bottleneck"] or {}).items():
         parts.append(f"at {regime}: {sentence.partition(f' {doubts.MARK}')[0].rstrip('.')}")

@@ -15,7 +15,16 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 def not_valid(cells: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The cells that are suspect or invalid."""
-    return [cell for cell in cells if cell["validity"]["verdict"] != "valid"]
+    return [cell for cell in cells if _verdict(cell) != "valid"]
+
+
+def usable(cells: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The cells that are not invalid: only they decide anything; a cell without a verdict counts as usable."""
+    return [cell for cell in cells if _verdict(cell) != "invalid"]
+
+
+def _verdict(cell: Mapping[str, Any]) -> str:
+    return str((cell.get("validity") or {}).get("verdict", "valid"))
 
 
 def sentence(cells: Sequence[Mapping[str, Any]], what: str = "cells") -> str:

@@ -26,15 +26,15 @@ class Sweep:
         Every measured cell (repeats apart), in the order measured.
     knee, limit, slo
         Where the plateau begins, what holds it, the last concurrency within the SLO (None without an SLO).
-    failed_cells : tuple of int
-        Concurrencies of cells in which no request succeeded.
+    unusable : tuple of int
+        Concurrencies without a cell that can decide anything: no request succeeded there, or every cell is invalid.
     """
 
     cells: tuple[CellRecord, ...]
     knee: stats.Knee
     limit: stats.Limitation
     slo: stats.SloLimit | None
-    failed_cells: tuple[int, ...]
+    unusable: tuple[int, ...]
 
     @property
     def not_valid(self) -> list[CellRecord]:
@@ -47,33 +47,33 @@ SLO_SHARE = 0.95
 
 
 def analyse(cells: Sequence[CellRecord], *, seed: int, max_num_seqs: int | None) -> Sweep:
-    """Knee, limit and SLO of measured cells (pure).
+    """Knee, limit and SLO of measured cells (pure). Invalid cells are shown, but decide nothing.
 
     Raises
     ------
     MeasurementFailed
-        No cell has a throughput.
+        No usable cell has a throughput.
     """
+    usable = doubts.usable(cells)
     rates: dict[int, list[float]] = {}
-    for cell in cells:
+    for cell in usable:
         if rate := throughput_tok_s(cell):
             rates.setdefault(cell["concurrency"], []).append(rate)
-    failed = tuple(sorted({cell["concurrency"] for cell in cells} - set(rates)))
     if not rates:
         raise MeasurementFailed(
-            "no cell of the sweep delivered a token: see the errors in its records and the server's log"
+            f"no cell of the sweep can be used ({doubts.reasons(cells) or 'no token arrived'}): see the server's log"
         )
     knee = stats.find_knee(rates, seed=seed)
     met: dict[int, list[bool]] = {}
-    for cell in cells:
+    for cell in usable:
         if cell.get("goodput"):
             met.setdefault(cell["concurrency"], []).append(cell["goodput"]["share"] >= SLO_SHARE)
     return Sweep(
         cells=tuple(cells),
         knee=knee,
-        limit=stats.what_limits([_load_of(cells, c) for c in sorted(rates)], knee, max_num_seqs=max_num_seqs),
+        limit=stats.what_limits([_load_of(usable, c) for c in sorted(rates)], knee, max_num_seqs=max_num_seqs),
         slo=stats.find_slo_limit(met) if met else None,
-        failed_cells=failed,
+        unusable=tuple(sorted({cell["concurrency"] for cell in cells} - set(rates))),
     )
 
 

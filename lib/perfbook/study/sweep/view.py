@@ -20,19 +20,20 @@ def cell_table(sweep: Sweep) -> Table:
         cells = [cell for cell in sweep.cells if cell["concurrency"] == concurrency]
         verdicts = sorted({cell["validity"]["verdict"] for cell in cells})
         windows = sorted({str(cell["window"]) for cell in cells})
+        known = doubts.usable(cells) or cells
         rows.append(
             (
                 concurrency,
                 len(cells),
                 sum(cell["requests"] for cell in cells),
                 sum(cell["failed"] for cell in cells),
-                over_repeats(cells, throughput_tok_s),
-                over_repeats(cells, per_user_tok_s),
-                over_repeats(cells, lambda cell: statistic(cell, "ttft_ms", "p50")),
-                over_repeats(cells, lambda cell: statistic(cell, "ttft_ms", "p95")),
-                over_repeats(cells, lambda cell: statistic(cell, "tpot_ms", "p50")),
-                over_repeats(cells, lambda cell: statistic(cell, "gap_ms", "p99")),
-                over_repeats(cells, lambda cell: (cell.get("goodput") or {}).get("share")),
+                over_repeats(known, throughput_tok_s),
+                over_repeats(known, per_user_tok_s),
+                over_repeats(known, lambda cell: statistic(cell, "ttft_ms", "p50")),
+                over_repeats(known, lambda cell: statistic(cell, "ttft_ms", "p95")),
+                over_repeats(known, lambda cell: statistic(cell, "tpot_ms", "p50")),
+                over_repeats(known, lambda cell: statistic(cell, "gap_ms", "p99")),
+                over_repeats(known, lambda cell: (cell.get("goodput") or {}).get("share")),
                 "/".join(windows),
                 "/".join(verdicts),
             )
@@ -44,7 +45,7 @@ def cell_table(sweep: Sweep) -> Table:
             "share within SLO", "window", "validity",
         ],
         rows,
-        caption="Throughput and latency over concurrency; medians over repeats of one launch; "
+        caption="Throughput and latency over concurrency; medians over those repeats that are not invalid; "
         f"{doubts.clock(sweep.cells)}",
     )  # fmt: skip
 
@@ -143,19 +144,19 @@ def conclude(desk: Desk, sweep: Sweep) -> Verdict:
             "ended": skipped["ended"],
         },
     )
-    failed = failed_in_words(sweep)
+    failed = unusable_in_words(sweep)
     if skipped["ended"]:
         failed = f"The sweep ended early: {skipped['ended'].partition(';')[0]}. {failed}"
         desk.find("sweep_ended", count=len(skipped["cells"]), evidence=skipped["ended"], records=[record])
     if failed:
         desk.find(
             "cells_failed",
-            streams=_streams(sweep.failed_cells),
-            evidence=doubts.reasons(cell for cell in sweep.cells if cell["concurrency"] in sweep.failed_cells),
+            streams=_streams(sweep.unusable),
+            evidence=doubts.reasons(cell for cell in sweep.cells if cell["concurrency"] in sweep.unusable),
             records=[record],
         )
     if knee.concurrency is None and knee.cells > 1:  # one cell alone says nothing of a plateau
-        last = max(cell["concurrency"] for cell in sweep.cells if cell["concurrency"] not in sweep.failed_cells)
+        last = max(cell["concurrency"] for cell in sweep.cells if cell["concurrency"] not in sweep.unusable)
         desk.find(
             "no_plateau",
             last=last,
@@ -214,9 +215,9 @@ def conclude(desk: Desk, sweep: Sweep) -> Verdict:
     return desk.conclude(f"{failed}{knee.sentence} {limit.sentence}{slo}{doubt}")
 
 
-def failed_in_words(sweep: Sweep) -> str:
-    """Where no request succeeded, as a sentence before what the other cells say; empty when there is none."""
-    return f"No request succeeded at {_streams(sweep.failed_cells)}. " if sweep.failed_cells else ""
+def unusable_in_words(sweep: Sweep) -> str:
+    """Where nothing was measured that can be used, as a sentence before what the other cells say; empty: nowhere."""
+    return f"Nothing usable was measured at {_streams(sweep.unusable)}. " if sweep.unusable else ""
 
 
 def _streams(concurrencies: tuple[int, ...]) -> str:
