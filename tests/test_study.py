@@ -111,6 +111,9 @@ def test_single_stream_recovers_the_law() -> None:
     assert got.ttft.value == 28
     assert got.decode.value == pytest.approx(1000 / (11.87 + 1.22 * 1024 / 1000), rel=1e-3)
     assert (got.first_tok_s, got.steady_tok_s) == (16.0, pytest.approx(81.88, abs=0.01))
+    assert got.first_is_warm_up
+    usual = single_stream.analyse(requests, events, {"blended_tok_s": 81.0, "output_tokens_asked": 512})
+    assert not usual.first_is_warm_up  # slower than every later one, by 1 %
     assert got.attribution is not None
     assert got.attribution["prefill"].seconds == pytest.approx(-3 * 0.028)
     assert got.attribution["context slope"].seconds == pytest.approx(1.92, abs=0.01)

@@ -320,10 +320,9 @@ def conclude(desk: Desk, study: Study) -> Verdict:
     sentence = floor.sentence(point.tpot_ms)
     if ratio is None:
         desk.find("floor_unknown", missing=", ".join(floor.missing), evidence=sentence, records=[record])
-    else:
-        rule = "below_floor" if ratio < 1 else "near_floor" if ratio < NEAR else "above_floor"
+    elif ratio >= 1:
         desk.find(
-            rule,
+            "near_floor" if ratio < NEAR else "above_floor",
             ratio=number(ratio),
             streams=count(point.streams, "stream"),
             top=max(floor.parts, key=lambda part: part.ms).name,
@@ -331,6 +330,8 @@ def conclude(desk: Desk, study: Study) -> Verdict:
             verdict=f"{number(ratio)} times the floor",
             records=[record],
         )
+    for index in range(len(study.points)):
+        _find_below(desk, study, index, record)
     products = bench.products_ms(study.measured, point.streams)
     apart = ""
     if products is not None and products < point.tpot_ms:
@@ -339,6 +340,21 @@ def conclude(desk: Desk, study: Study) -> Verdict:
             f" The matrix products alone, measured one by one, take {quantity(products, 'ms')}; {rest} are the rest."
         )
     return desk.conclude(f"{sentence}{apart}")
+
+
+def _find_below(desk: Desk, study: Study, index: int, record: str) -> None:
+    """A floor above the measurement is no floor, at whatever concurrency it shows."""
+    point, floor, ratio = study.points[index], study.floors[index], study.ratio(index)
+    if ratio is not None and ratio < 1:
+        desk.find(
+            "below_floor",
+            subject=str(point.streams),
+            ratio=number(ratio),
+            streams=count(point.streams, "stream"),
+            evidence=floor.sentence(point.tpot_ms),
+            verdict=f"{number(ratio)} times the floor",
+            records=[record],
+        )
 
 
 NEAR = 1.5

@@ -17,6 +17,10 @@ from perfbook.stats import Estimate
 from perfbook.study.single_stream.measure import NOTEBOOK
 
 
+VISIBLY_SLOWER = 0.05
+"""Share by which the first request must fall behind the slowest later one to be called warm-up."""
+
+
 @dataclass(frozen=True)
 class Length:
     """What one output length showed; every estimate over the requests of this launch."""
@@ -47,8 +51,8 @@ class SingleStream:
     drift, warm_up : Drift, WarmUp
         Whether decode time, over its length's median, trends over the requests in the order measured; whether it is
         steady from the first of them.
-    first_tok_s, steady_tok_s : float or None
-        Blended rate of the launch's first request, and of later ones of the same length.
+    first_tok_s, steady_tok_s, slowest_tok_s : float or None
+        Blended rate of the launch's first request; the median and the slowest of later ones of the same length.
     cells : tuple of mappings
         The records of the requests, one each, with their validity.
     """
@@ -61,6 +65,7 @@ class SingleStream:
     warm_up: stats.WarmUp
     first_tok_s: float | None
     steady_tok_s: float | None
+    slowest_tok_s: float | None = None
     cells: tuple[Mapping[str, Any], ...] = ()
     launch: str = "one launch: intervals say how requests vary within it, not how launches do"
 
@@ -68,6 +73,13 @@ class SingleStream:
     def longest(self) -> Length:
         """The length that the headline decode rate comes from."""
         return self.lengths[-1]
+
+    @property
+    def first_is_warm_up(self) -> bool:
+        """Whether the launch's first request was slower than every later one of its length, and visibly so."""
+        if self.first_tok_s is None or self.slowest_tok_s is None:
+            return False
+        return self.first_tok_s < (1 - VISIBLY_SLOWER) * self.slowest_tok_s
 
     @property
     def decode(self) -> Estimate:
@@ -114,6 +126,7 @@ def analyse(requests: pd.DataFrame, events: pd.DataFrame, first: dict[str, Any] 
     fit = _fit(events, good, lengths[-1].tokens)
     relative = _relative(good)
     at_first = next((x for x in lengths if first and x.tokens == first["output_tokens_asked"]), None)
+    later = good[good.asked == at_first.tokens].blended_tok_s.dropna() if at_first else good.blended_tok_s[:0]
     return SingleStream(
         lengths=lengths,
         ttft=_median(good.ttft_ms, "ms"),
@@ -123,6 +136,7 @@ def analyse(requests: pd.DataFrame, events: pd.DataFrame, first: dict[str, Any] 
         warm_up=stats.find_warm_up(relative),
         first_tok_s=first["blended_tok_s"] if first else None,
         steady_tok_s=at_first.blended.value if at_first else None,
+        slowest_tok_s=float(later.min()) if len(later) else None,
     )
 
 

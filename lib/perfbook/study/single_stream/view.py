@@ -150,12 +150,13 @@ def conclude(desk: Desk, result: SingleStream) -> Verdict:
         )
     if result.first_tok_s is not None and result.steady_tok_s is not None:
         desk.record("warmup", {"first_request_tok_s": result.first_tok_s, "steady_tok_s": result.steady_tok_s})
+    if result.first_is_warm_up:
         desk.find(
             "warm_up",
             first=quantity(result.first_tok_s, "tok_s"),
             steady=quantity(result.steady_tok_s, "tok_s"),
-            evidence=f"first request of this launch against the median of {result.lengths[0].requests} later ones."
-            + doubt,
+            evidence="first request of this launch against the median of later ones of its length, the slowest of "
+            f"which ran at {quantity(result.slowest_tok_s, 'tok_s')}.{doubt}",
             records=[record],
         )
     if slope is not None and slope.low is not None and slope.low > 0:
