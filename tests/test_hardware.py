@@ -13,7 +13,7 @@ from perfbook.params import Variant, load_variant, make_variant
 from perfbook.record.run import Run
 from perfbook.rehearsal.law import law_of
 from perfbook.study import bench
-from perfbook.study.screen import OK, screen
+from perfbook.study.tuning.screen import OK, screen
 
 FOUR = ("glm-5-nvfp4", "kimi-k2.5-int4", "kimi-k2.5-nvfp4", "minimax-m2.5-fp8")
 

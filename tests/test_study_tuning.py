@@ -2,6 +2,7 @@
 
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from perfbook.record.run import Run
 from perfbook.record.summary import summarise
 from perfbook.stats import Label
 from perfbook.study.relaunch import Launch, doubtful, plan, schedule, verdicts
-from perfbook.study.screen import BASELINE, Prediction, Screened, judge, predict, screen
-from perfbook.study.tuning import Decision, Screening, _decide, conclude, describe
+from perfbook.study.tuning import Decision, Screening, conclude, describe
+from perfbook.study.tuning.decision import _decide, promise
+from perfbook.study.tuning.screen import BASELINE, Prediction, Screened, judge, predict, screen
 
 
 def test_the_order_mirrors_itself_and_ends_with_the_baseline() -> None:
@@ -126,6 +128,19 @@ def test_what_cannot_be_predicted_says_why() -> None:
     eager = _decide("eager", Setting(args={"enforce-eager": True}), screening, "predicted", 2.0, [1])
     assert (eager.relaunch, "changes more than NCCL" in eager.why) == (False, True)
     assert "one rank" in _decide("ll", LL, screening, "predicted", 2.0, [1]).why
+
+
+def test_a_setting_can_matter_at_one_concurrency_and_not_at_another() -> None:
+    """Each verdict carries its own number; the decision names them all."""
+    expected = {("ll", 1): prediction(-1.5), ("ll", 64): replace(prediction(-0.1), concurrency=64)}
+    got = _decide("ll", LL, Screening("", {"ll": screened("ll", 20.0)}, expected, ""), "predicted", 2.0, [1, 64])
+    assert (got.verdict, got.why) == (
+        "not worth a reload",
+        "at best −1.50 % of TPOT at 1 stream, −0.100 % of TPOT at 64 streams, against a minimum effect of 2 %",
+    )
+    assert promise([expected["ll", 64]], 2.0) == (
+        "at best −0.100 % of TPOT at 64 streams, against a minimum effect of 2 %"
+    )
 
 
 def test_a_setting_in_words() -> None:

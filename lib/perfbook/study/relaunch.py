@@ -13,7 +13,7 @@ from perfbook.figures.cells import statistic
 from perfbook.server import process
 from perfbook.stats.verdict import Launches
 from perfbook.stream.workload import RequestShape
-from perfbook.study.screen import BASELINE
+from perfbook.study.tuning.screen import BASELINE
 
 NOTEBOOK = "05_nccl_tuning"
 CellRecord = Mapping[str, Any]

@@ -16,7 +16,6 @@ from perfbook.record import tables
 from perfbook.stats import Estimate
 from perfbook.study.single_stream.measure import NOTEBOOK
 
-
 VISIBLY_SLOWER = 0.05
 """Share by which the first request must fall behind the slowest later one to be called warm-up."""
 
