@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfbook.cli import call
 from perfbook.server.findings import CONDITIONS, rules
-from perfbook.server.log import EngineFacts, first_error, parse_log, render_text
+from perfbook.server.log import EngineFacts, first_error, first_error_in, parse_log, read_log, render_text
 
 LOGS = Path(__file__).parent / "data" / "logs"
 RECORDED = {
@@ -212,6 +216,74 @@ def test_error_block_of_one_rank_among_others():
     assert error.message == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
 
 
+def test_an_error_far_from_its_exception_and_late_in_the_log():
+    quiet = ["(Worker_TP1 pid=2) INFO 02-11 10:00:00 [x.py:1] fine"] * 5000
+    first = "(Worker_TP3 pid=4) ERROR 02-11 10:00:01 [m.py:1] Traceback (most recent call last):"
+    cause = "(Worker_TP3 pid=4) ERROR 02-11 10:00:01 [m.py:1] RuntimeError: NCCL error"
+    error = first_error("\n".join([*quiet, first, *quiet[:300], cause, *quiet]))
+    assert error is not None
+    assert (error.line, error.message, error.rank) == (5302, "RuntimeError: NCCL error", "TP3")
+    assert len(error.context) == 7
+    error = first_error("\n".join([*quiet, "ERROR 02-11 10:00:01 [m.py:1] odd but harmless", *quiet, first, cause]))
+    assert error is not None
+    assert error.line == 10003
+    error = first_error("\n".join([*quiet, "ERROR 02-11 10:00:01 [m.py:1] odd but harmless", *quiet]))
+    assert error is not None
+    assert (error.line, error.message) == (5001, "odd but harmless")
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"", 2),
+        (bytes(range(256)) * 50, 2),
+        (b"# Notes\n\nThe server is slow.\n", 2),
+        (b"\n" * 1000, 2),
+        (GPU_LINES[0].encode()[:120], 0),
+        (b"usage: vllm\nvllm serve: error: unrecognized arguments: --num-scheduler-steps 8\n", 0),
+        (b"INFO:     Application startup complete.\n", 0),
+    ],
+    ids=["empty", "binary", "prose", "blank", "truncated", "usage", "uvicorn"],
+)
+def test_what_is_no_log_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, code: int
+):
+    path = tmp_path / "x.log"
+    path.write_bytes(content)
+    assert call(["log", str(path), "--json", "-"]) == code
+    out, err = capsys.readouterr()
+    if code:
+        assert (out, err) == (
+            "",
+            f"perfbook: {path}: no vLLM log: none of its lines is its logger's; name the file that the server writes\n",
+        )
+    else:
+        assert json.loads(out)["compile"]["active"] == "unknown"
+
+
+def test_files_of_any_size_are_read_line_by_line(tmp_path: Path):
+    """A line of five megabytes is one line, and what is held does not grow with the log."""
+    path = tmp_path / "long.log"
+    wide = "INFO 02-11 10:00:00 [x.py:1] " + "x" * 5_000_000
+    path.write_text("\n".join([wide, *GPU_LINES]))
+    facts = read_log(path)
+    assert (facts.kv_cache_tokens, facts.ready_line) == (186432, (parse_log(GPU).ready_line or 0) + 1)
+    assert first_error_in(tmp_path / "none.log") is None
+
+    def lines() -> Iterator[str]:
+        yield from GPU_LINES
+        for number in range(60_000):
+            yield f"INFO 02-11 10:50:00 [logger.py:1] Received request c-{number}: 'preempted request, {'x' * 1000}'"
+
+    tracemalloc.start()
+    facts = parse_log(lines())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 6_000_000  # the lines themselves are 70 MB
+    assert facts.logged_lines == 60_000 + parse_log(GPU).logged_lines
+    assert "preemption" not in " ".join(one.rule for one in facts.findings)
+
+
 def test_json_has_the_agreed_keys():
     value = json.loads(json.dumps(parse_log(GPU).to_json(), allow_nan=False))
     assert set(value) >= {
@@ -251,6 +323,20 @@ def test_any_salad_is_read_and_claims_nothing(text: str):
     facts = parse_log(text)
     json.dumps(facts.to_json(), allow_nan=False)
     render_text(facts)
+    assert not claims(facts)
+
+
+@settings(max_examples=60)
+@given(
+    st.binary(max_size=3000),
+    st.sampled_from(["GPU KV cache size: 5 tokens", "Graph capturing finished", "torch.compile"]),
+)
+def test_any_bytes_in_a_file_are_read_and_claim_nothing(raw: bytes, words: str):
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(raw + words.encode() + raw[::-1])
+        file.flush()
+        facts = read_log(Path(file.name))
+    json.dumps(facts.to_json(), allow_nan=False)
     assert not claims(facts)
 
 

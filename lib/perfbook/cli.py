@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
-from perfbook.errors import BadInput, PerfbookError
+from perfbook.errors import BadInput, MeasurementFailed, PerfbookError
 from perfbook.masking import read_secret
 
 app = typer.Typer(
@@ -123,11 +123,14 @@ def trace(
     from perfbook.trace.compare import render_diff
 
     report = traces.analyse(paths)
-    if not against:
+    if against:
+        change = traces.diff(traces.analyse(against), report)
+        _deliver(report.to_json() | {"diff": change.to_json()}, render_diff(change), json_file)
+    else:
         _deliver(report.to_json(), traces.render_text(report), json_file)
-        return 0
-    change = traces.diff(traces.analyse(against), report)
-    _deliver(report.to_json() | {"diff": change.to_json()}, render_diff(change), json_file)
+    if not report.phases:
+        named = ", ".join(map(str, paths))
+        raise MeasurementFailed(f"{named}: no work is recorded in it; profile again while requests are running")
     return 0
 
 
@@ -136,7 +139,9 @@ def log(file: Annotated[Path, typer.Argument(help="A vLLM log.")], json_file: Js
     """Say what a vLLM log says: versions, modes, memory, first error, findings."""
     from perfbook.server import log as logs
 
-    facts = logs.parse_log(_text(file))
+    facts = logs.read_log(file)
+    if not facts.recognised:
+        raise BadInput(f"{file}: no vLLM log: none of its lines is its logger's; name the file that the server writes")
     _deliver(facts.to_json(), logs.render_text(facts), json_file)
     return 0
 
@@ -261,12 +266,3 @@ def _integers(option: str, text: str) -> list[int]:
 def _torn(word: str) -> bool:
     """Whether an argument holds bytes that are no text."""
     return any("\udc80" <= one <= "\udcff" for one in word)
-
-
-def _text(path: Path) -> str:
-    if path.is_char_device() or path.is_block_device():
-        raise BadInput(f"{path}: a device, not a log")
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror})") from None

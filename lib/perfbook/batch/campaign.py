@@ -30,6 +30,7 @@ from perfbook.record.run import Run, now_utc
 from perfbook.rehearsal.law import law_of
 from perfbook.report import html, index, results
 from perfbook.server import process
+from perfbook.server.commands import allowed
 
 INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 
@@ -70,7 +71,11 @@ def run_campaign(files: Sequence[Path], options: Options, terminal: Terminal | N
             raise BadInput(f"{variant.variant}: on_end would run {variant.on_end}: allow it with --allow-commands")
     done: list[Result] = []
     interrupted = False
-    with interruptible() as interrupts, host_lock(f"perfbook run {', '.join(v.variant for v in variants)}"):
+    with (
+        interruptible() as interrupts,
+        allowed(options.allow_commands),
+        host_lock(f"perfbook run {', '.join(v.variant for v in variants)}"),
+    ):
         for left in process.stop_everything(_abandoned()):
             terminal.note(f"stopped a server that an earlier run had left: {left}")
         for variant in variants:

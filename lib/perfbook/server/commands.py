@@ -6,9 +6,11 @@ run, need ``--allow-commands``, and never run while the server works for somebod
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from perfbook.errors import BadInput, ServerFailed
@@ -18,13 +20,41 @@ from perfbook.server.endpoints import Endpoints
 from perfbook.server.handle import api_key
 
 Name = Literal["stop", "start", "collect_traces", "read_log"]
+ALLOWED = "PERFBOOK_ALLOW_COMMANDS"
+"""Environment variable, ``1`` when commands may run: ``--allow-commands`` sets it for the notebooks of a campaign. No
+parameter file reaches perfbook's own environment."""
 _DEADLINE_S = 600.0
 _ASK_S = 1.0
 
 
-def run_command(
-    variant: Variant, name: Name, run: Run, *, allowed: bool, say: Callable[[str], None] = lambda text: None
-) -> str:
+@contextmanager
+def allowed(yes: bool) -> Iterator[None]:
+    """Whether the notebooks that are executed in the block may run commands."""
+    before = os.environ.pop(ALLOWED, None)
+    if yes:
+        os.environ[ALLOWED] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(ALLOWED, None)
+        if before is not None:
+            os.environ[ALLOWED] = before
+
+
+def refusal(variant: Variant, name: Name, run: Run) -> str:
+    """Why a command will not run, in one line that shows it; empty when it will."""
+    server = variant.server
+    if server.base_url is None:
+        return f"server.commands.{name}: for a server that somebody else owns; this one perfbook starts itself"
+    words = _words(variant, name, run)
+    if not words:
+        return f"server.commands.{name} is missing: the owner of {server.base_url} gave no such command"
+    if os.environ.get(ALLOWED) != "1":
+        return f"server.commands.{name} would run {' '.join(words)!r}: allow it with --allow-commands"
+    return ""
+
+
+def run_command(variant: Variant, name: Name, run: Run, *, say: Callable[[str], None] = lambda text: None) -> str:
     """Run one of the owner's commands; ``start`` returns when the server serves its model again.
 
     Parameters
@@ -35,8 +65,6 @@ def run_command(
         Which command.
     run : Run
         Where fetched files go.
-    allowed : bool
-        Whether ``--allow-commands`` was given.
     say : callable
         Gets the command before it runs, and progress.
 
@@ -48,20 +76,15 @@ def run_command(
     Raises
     ------
     BadInput
-        There is no such command, or it is not allowed.
+        There is no such command, or it is not allowed (:func:`refusal`).
     ServerFailed
         The server works for others, the command failed, or the server did not come back in time.
     """
-    server = variant.server
-    words = getattr(server.commands, name)
-    if server.base_url is None:
-        raise BadInput(f"server.commands.{name}: for a server that somebody else owns; this one perfbook starts itself")
-    if not words:
-        raise BadInput(f"server.commands.{name} is missing: the owner of {server.base_url} gave no such command")
-    words = [word.replace("{traces}", str(run.path / "traces")) for word in words]
-    if not allowed:
-        raise BadInput(f"server.commands.{name} would run {' '.join(words)!r}: allow it with --allow-commands")
-    endpoints = Endpoints(server.base_url, api_key(variant), server.verify_tls)
+    if reason := refusal(variant, name, run):
+        raise BadInput(reason)
+    words = _words(variant, name, run)
+    assert variant.server.base_url is not None
+    endpoints = Endpoints(variant.server.base_url, api_key(variant), variant.server.verify_tls)
     if name == "stop":
         _refuse_while_busy(endpoints)
     say(f"running: {' '.join(words)}")
@@ -79,6 +102,12 @@ def run_command(
     if name == "start":
         _wait_until_served(variant, endpoints, say)
     return done.stdout
+
+
+def _words(variant: Variant, name: Name, run: Run) -> list[str]:
+    """The argument list, the place of the traces filled in; empty without such a command."""
+    words = getattr(variant.server.commands, name) or []
+    return [word.replace("{traces}", str(run.path / "traces")) for word in words]
 
 
 def _refuse_while_busy(endpoints: Endpoints) -> None:

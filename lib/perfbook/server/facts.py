@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from perfbook.server.rootcause import RootError
@@ -55,7 +55,7 @@ class Finding:
     evidence: tuple[Evidence, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Throughput:
     """One of the engine's periodic lines; rates in tokens per second, shares in percent."""
 
@@ -75,7 +75,8 @@ class EngineFacts:
     """What a log says; None where it does not. Times in seconds, memory in GiB as vLLM prints it.
 
     With several engines or ranks, times are the slowest one's, and the cache is that of the first engine.
-    With several launches in one log, everything is about the last.
+    With several launches in one log, everything is about the last. ``logged_lines`` counts those that vLLM's logger
+    wrote, of the throughput lines the last hundred thousand are kept.
     """
 
     vllm_version: str | None = None
@@ -107,9 +108,15 @@ class EngineFacts:
     init_s: float | None = None
     ready_line: int | None = None
     launches: int = 0
+    logged_lines: int = 0
     throughput: tuple[Throughput, ...] = ()
     first_error: RootError | None = None
     findings: tuple[Finding, ...] = ()
+
+    @property
+    def recognised(self) -> bool:
+        """Whether the text is a vLLM log at all, or at least tells why a program ended."""
+        return self.logged_lines > 0 or self.ready_line is not None or self.first_error is not None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -117,7 +124,7 @@ class EngineFacts:
         value["compile"] = self.compile.to_json()
         value["cuda_graphs"] = self.cuda_graphs.to_json()
         value["all_reduce_backends"] = list(self.all_reduce_backends)
-        value["throughput"] = [vars(row) for row in self.throughput]
+        value["throughput"] = [asdict(row) for row in self.throughput]
         error = self.first_error
         value["first_error"] = None if error is None else {**vars(error), "context": list(error.context)}
         value["findings"] = [{**vars(one), "evidence": [vars(line) for line in one.evidence]} for one in self.findings]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -13,6 +14,7 @@ from perfbook.server.facts import EngineFacts, Evidence, Finding
 from perfbook.server.lines import Line
 
 _SHOWN = 3
+_FOR_CONDITIONS = {"all_reduce_order": "all-reduce backends", "cache_room": "Maximum concurrency for"}
 _SEVERITIES = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -55,11 +57,38 @@ def rules() -> tuple[Rule, ...]:
     )
 
 
-def judge(facts: EngineFacts, lines: Sequence[Line], planned_concurrency: int | None = None) -> tuple[Finding, ...]:
+class Matches:
+    """Lines that the rules' patterns hit, collected while a log goes by; of each rule the first few distinct ones."""
+
+    def __init__(self) -> None:
+        self._hits: dict[str, dict[str, Evidence]] = {}
+        self._counts: Counter[str] = Counter()
+
+    def feed(self, line: Line, *, ready: bool) -> None:
+        """A logged line, and whether the server was ready by then."""
+        if not _any_pattern().search(line.text):
+            return
+        for name, pattern, after_ready in _patterns():
+            if (ready or not after_ready) and pattern.search(line.text):
+                self._counts[name] += 1
+                kept = self._hits.setdefault(name, {})
+                if len(kept) < _SHOWN:
+                    kept.setdefault(line.text, _evidence(line))  # ranks repeat each other
+
+    def of(self, name: str, at_least: int = 1) -> list[Evidence] | None:
+        """Evidence for a pattern that hit so often; None when it did not."""
+        return list(self._hits[name].values()) if self._counts[name] >= at_least else None
+
+
+def judge(facts: EngineFacts, matches: Matches, planned_concurrency: int | None = None) -> tuple[Finding, ...]:
     """What the rules find, the severest first."""
     found = []
     for rule in rules():
-        evidence = _evidence(rule, facts, lines, planned_concurrency)
+        evidence = (
+            CONDITIONS[rule.when](facts, matches, planned_concurrency)
+            if rule.when is not None
+            else matches.of(rule.name, rule.at_least)
+        )
         if evidence is not None:
             found.append(
                 Finding(rule.name, rule.severity, rule.title, rule.meaning, rule.advice, tuple(evidence[:_SHOWN]))
@@ -67,28 +96,30 @@ def judge(facts: EngineFacts, lines: Sequence[Line], planned_concurrency: int | 
     return tuple(sorted(found, key=lambda finding: _SEVERITIES[finding.severity]))
 
 
-def _evidence(rule: Rule, facts: EngineFacts, lines: Sequence[Line], planned: int | None) -> list[Evidence] | None:
-    """Lines that make a rule apply; None when it does not."""
-    if rule.when is not None:
-        return CONDITIONS[rule.when](facts, lines, planned)
-    assert rule.pattern is not None
-    if rule.after_ready and facts.ready_line is None:
-        return None
-    since = facts.ready_line or 0 if rule.after_ready else 0
-    hits = [line for line in lines if line.number >= since and line.level and rule.pattern.search(line.text)]
-    if len(hits) < rule.at_least:
-        return None
-    distinct = {line.text: line for line in reversed(hits)}  # ranks repeat each other
-    return [Evidence(line.number, line.text[:240]) for line in sorted(distinct.values(), key=lambda line: line.number)]
+@cache
+def _patterns() -> tuple[tuple[str, re.Pattern[str], bool], ...]:
+    """Name, pattern and whether only lines after the server was ready count."""
+    own = [(rule.name, rule.pattern, rule.after_ready) for rule in rules() if rule.pattern is not None]
+    return (*own, *((name, re.compile(text), False) for name, text in _FOR_CONDITIONS.items()))
 
 
-def _eager(facts: EngineFacts, lines: Sequence[Line], planned: int | None) -> list[Evidence] | None:
+@cache
+def _any_pattern() -> re.Pattern[str]:
+    """Nearly every line of a long log hits none of them: one search tells."""
+    return re.compile("|".join(f"(?:{pattern.pattern})" for _, pattern, _ in _patterns()))
+
+
+def _evidence(line: Line) -> Evidence:
+    return Evidence(line.number, line.text[:240])
+
+
+def _eager(facts: EngineFacts, matches: Matches, planned: int | None) -> list[Evidence] | None:
     if facts.enforce_eager or (facts.compile.active is False and facts.cuda_graphs.active is False):
         return list(facts.compile.evidence)
     return None
 
 
-def _graphs_lowered(facts: EngineFacts, lines: Sequence[Line], planned: int | None) -> list[Evidence] | None:
+def _graphs_lowered(facts: EngineFacts, matches: Matches, planned: int | None) -> list[Evidence] | None:
     """A line that changed the graph mode, unless everything is off anyhow."""
     changed = [
         one for one in facts.cuda_graphs.evidence if re.search(r"setting cudagraph_mode=|Overriding to", one.text)
@@ -96,7 +127,7 @@ def _graphs_lowered(facts: EngineFacts, lines: Sequence[Line], planned: int | No
     return changed if changed and not facts.enforce_eager else None
 
 
-def _compile_refused(facts: EngineFacts, lines: Sequence[Line], planned: int | None) -> list[Evidence] | None:
+def _compile_refused(facts: EngineFacts, matches: Matches, planned: int | None) -> list[Evidence] | None:
     refused = [
         one
         for one in facts.compile.evidence
@@ -105,28 +136,28 @@ def _compile_refused(facts: EngineFacts, lines: Sequence[Line], planned: int | N
     return refused or None
 
 
-def _nccl_second(facts: EngineFacts, lines: Sequence[Line], planned: int | None) -> list[Evidence] | None:
+def _nccl_second(facts: EngineFacts, matches: Matches, planned: int | None) -> list[Evidence] | None:
     """All-reduce is offered to another backend before NCCL."""
     order = facts.all_reduce_backends
     if order and order[0] != "PYNCCL":
-        return [Evidence(line.number, line.text[:240]) for line in lines if "all-reduce backends" in line.text]
+        return matches.of("all_reduce_order") or []
     return None
 
 
-def _cache_small(facts: EngineFacts, lines: Sequence[Line], planned: int | None) -> list[Evidence] | None:
+def _cache_small(facts: EngineFacts, matches: Matches, planned: int | None) -> list[Evidence] | None:
     """Fewer full-length requests fit than will run at once."""
     if planned is None or facts.max_concurrency is None or facts.max_concurrency >= planned:
         return None
-    return [Evidence(line.number, line.text[:240]) for line in lines if "Maximum concurrency for" in line.text]
+    return matches.of("cache_room") or []
 
 
-def _waiting(facts: EngineFacts, lines: Sequence[Line], planned: int | None) -> list[Evidence] | None:
+def _waiting(facts: EngineFacts, matches: Matches, planned: int | None) -> list[Evidence] | None:
     """Requests queued while the cache was nearly full."""
     full = [row for row in facts.throughput if row.waiting > 0 and (row.kv_usage_pct or 0.0) >= 90.0]
     return [Evidence(row.line, f"{row.waiting} waiting, cache {row.kv_usage_pct} % full") for row in full] or None
 
 
-CONDITIONS: dict[str, Callable[[EngineFacts, Sequence[Line], int | None], list[Evidence] | None]] = {
+CONDITIONS: dict[str, Callable[[EngineFacts, Matches, int | None], list[Evidence] | None]] = {
     "eager": _eager,
     "graphs lowered": _graphs_lowered,
     "compile refused": _compile_refused,

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+from perfbook.errors import BadInput
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]")
 _RANKS = r"(?:TP|PP|DP|EP|PCP|DCP|ETP)\d+"
@@ -16,11 +20,14 @@ _PREFIX = re.compile(
     r"(?P<time>\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)? \[?[^\]\[\s]+:\d+\] ?"
 )
 _WHO_ONLY = re.compile(rf"{_WHO}")
+_TIME = re.compile(r" \d\d-\d\d \d\d:")
 #: What journald, docker compose and the like put in front is at most this long.
 _FOREIGN_PREFIX = 120
+#: Of a line longer than this only the beginning is read: banners have some thousand characters.
+_LONGEST = 1 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Line:
     """One line.
 
@@ -48,7 +55,10 @@ class Line:
 
 def clean(line: str) -> str:
     """Without escape sequences and what a carriage return has overwritten."""
-    return _ANSI.sub("", line).rstrip("\r\n").rsplit("\r", 1)[-1]
+    if "\x1b" in line:
+        line = _ANSI.sub("", line)
+    line = line.rstrip("\r\n")
+    return line.rsplit("\r", 1)[-1] if "\r" in line else line
 
 
 def split_lines(text: str) -> list[str]:
@@ -56,10 +66,33 @@ def split_lines(text: str) -> list[str]:
     return text.split("\n")
 
 
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a file, one at a time, however large it is; bytes that are no UTF-8 are replaced.
+
+    Raises
+    ------
+    BadInput
+        It cannot be read, or is a device.
+    """
+    try:
+        if path.is_char_device() or path.is_block_device():
+            raise BadInput(f"{path}: a device, not a log")
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+            rest = False
+            while piece := file.readline(_LONGEST):
+                if not rest:
+                    yield piece
+                rest = not piece.endswith("\n")
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror})") from None
+
+
 def parse_line(number: int, raw: str) -> Line:
     """Take one line apart; whatever it holds."""
     text = clean(raw)
-    found = _PREFIX.search(text, 0, _FOREIGN_PREFIX + 160)
+    found = _PREFIX.match(text)
+    if found is None and _TIME.search(text, 0, _FOREIGN_PREFIX + 160):
+        found = _PREFIX.search(text, 0, _FOREIGN_PREFIX + 160)
     if found is not None and found.start() <= _FOREIGN_PREFIX:
         return Line(number, found["process"] or "", _rank(found), found["level"], found["time"], text[found.end() :])
     found = _WHO_ONLY.match(text)

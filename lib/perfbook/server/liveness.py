@@ -18,7 +18,7 @@ from typing import Literal
 from perfbook.errors import ServerFailed
 from perfbook.server.endpoints import Endpoints, Unreachable
 from perfbook.server.handle import ServerHandle
-from perfbook.server.log import first_error
+from perfbook.server.log import first_error_in
 
 _COUNTED = ("iteration_tokens_total_count", "generation_tokens_total", "prompt_tokens_total")
 _PROGRESS = (*_COUNTED, "kv_cache_usage_perc", "num_requests_running", "num_requests_waiting", "num_preemptions_total")
@@ -168,8 +168,5 @@ class Watch:
         path = self.handle.log_path if self.handle else None
         if path is None:
             return "no log"
-        try:
-            error = first_error(path.read_text(encoding="utf-8", errors="replace"))
-        except OSError:
-            error = None
+        error = first_error_in(path)
         return error.message if error else f"its log names no error ({path})"

@@ -9,17 +9,20 @@ silence.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from perfbook.errors import BadInput
 from perfbook.server import log_patterns as texts
 from perfbook.server.banner import ARGS, BANNER, read_args, read_banner
 from perfbook.server.facts import EngineFacts, Evidence, Finding, Switch, Throughput
-from perfbook.server.findings import judge
-from perfbook.server.lines import Line, parse_line, split_lines
+from perfbook.server.findings import Matches, judge
+from perfbook.server.lines import Line, parse_line, read_lines, split_lines
 from perfbook.server.log_text import render_text
-from perfbook.server.rootcause import RootError, first_error
+from perfbook.server.rootcause import RootError, Search, first_error
 
 __all__ = [
     "EngineFacts",
@@ -28,9 +31,14 @@ __all__ = [
     "RootError",
     "Switch",
     "first_error",
+    "first_error_in",
     "parse_log",
+    "read_log",
     "render_text",
 ]
+
+_MOST_RATES = 100_000
+_MOST_EVIDENCE = 100
 
 
 def parse_log(source: str | Iterable[str], *, planned_concurrency: int | None = None) -> EngineFacts:
@@ -40,14 +48,67 @@ def parse_log(source: str | Iterable[str], *, planned_concurrency: int | None = 
     ----------
     source : str or iterable of str
         The text or its lines; process prefixes, colours, progress bars, interleaved ranks and truncation are
-        fine.
+        fine. Lines are taken one at a time, and a few hundred of them held.
     planned_concurrency : int, optional
         Requests that will run at once; adds a finding when the cache cannot hold them at full length.
     """
-    raw = split_lines(source) if isinstance(source, str) else [line.rstrip("\n") for line in source]
-    lines, launches = _last_launch([parse_line(number, text) for number, text in enumerate(raw, 1)])
-    facts = EngineFacts(**_Reader().read(lines), launches=launches, first_error=first_error(lines))
-    return replace(facts, findings=judge(facts, lines, planned_concurrency))
+    launch, launches = _Launch(), 0
+    for number, raw in enumerate(split_lines(source) if isinstance(source, str) else source, 1):
+        line = parse_line(number, raw)
+        if line.level and BANNER.match(line.text):
+            launch.engine_seen = True
+            launches = max(launches, 1)
+        elif line.level and texts.SERVER_START.match(line.text):
+            if launch.engine_seen:  # a service's log holds many launches: the last one counts
+                launch, launches = _Launch(launch.logged), launches + 1
+            launches = max(launches, 1)
+        launch.feed(line)
+    return launch.facts(launches, planned_concurrency)
+
+
+def read_log(path: Path, *, planned_concurrency: int | None = None) -> EngineFacts:
+    """Read a log file of any size.
+
+    Raises
+    ------
+    BadInput
+        The file cannot be read. One that is no vLLM log gives facts that are not ``recognised``.
+    """
+    return parse_log(read_lines(path), planned_concurrency=planned_concurrency)
+
+
+def first_error_in(path: Path) -> RootError | None:
+    """The first error of a log file; None when it holds none or cannot be read."""
+    try:
+        return first_error(parse_line(number, raw) for number, raw in enumerate(read_lines(path), 1))
+    except BadInput:
+        return None
+
+
+class _Launch:
+    """One launch, line by line: what it says, its errors, what the rules look for."""
+
+    def __init__(self, logged: int = 0) -> None:
+        self.logged = logged
+        self.engine_seen = False
+        self._reader, self._search, self._matches = _Reader(), Search(), Matches()
+
+    def feed(self, line: Line) -> None:
+        """One more line."""
+        self._search.feed(line)
+        if not line.level:
+            self._reader.plain(line)
+            return
+        self.logged += 1
+        if not self._reader.logged(line):
+            self._matches.feed(line, ready="ready_line" in self._reader.values)
+
+    def facts(self, launches: int, planned_concurrency: int | None) -> EngineFacts:
+        """All that was said."""
+        facts = EngineFacts(
+            **self._reader.result(), launches=launches, logged_lines=self.logged, first_error=self._search.result()
+        )
+        return replace(facts, findings=judge(facts, self._matches, planned_concurrency))
 
 
 class _Reader:
@@ -58,21 +119,33 @@ class _Reader:
         self.modes: dict[str, str | None] = {"compile": None, "cuda_graphs": None}
         self.done = {"compile": False, "cuda_graphs": False}
         self.evidence: dict[str, list[Evidence]] = {"compile": [], "cuda_graphs": []}
-        self.rates: list[Throughput] = []
+        self.rates: deque[Throughput] = deque(maxlen=_MOST_RATES)
 
-    def read(self, lines: Iterable[Line]) -> dict[str, Any]:
+    def plain(self, line: Line) -> None:
+        """A line that did not come through the logger."""
+        if "ready_line" not in self.values and texts.READY.match(line.text):
+            self.values["ready_line"] = line.number
+
+    def result(self) -> dict[str, Any]:
         """All facts as keyword arguments of :class:`EngineFacts`."""
-        for line in lines:
-            if line.level in ("INFO", "WARNING"):
-                self._logged(line)
-            elif "ready_line" not in self.values and texts.READY.match(line.text):
-                self.values["ready_line"] = line.number
         for name in ("compile", "cuda_graphs"):
             mode = self.modes[name]
             active = False if mode == "NONE" else True if self.done[name] else None
             self.values[name] = Switch(mode, active, tuple(self.evidence[name]))
         self.values["throughput"] = tuple(self.rates)
         return self.values
+
+    def logged(self, line: Line) -> bool:
+        """A line of the logger; whether it is of a kind that says nothing else: the bulk of a busy server's log."""
+        text = line.text
+        if rate := texts.THROUGHPUT.match(text):
+            self._rate(line, rate)
+            return True
+        if texts.REQUEST.match(text):
+            return True
+        if line.level in ("INFO", "WARNING"):
+            self._logged(line)
+        return False
 
     def _logged(self, line: Line) -> None:
         text = line.text
@@ -82,8 +155,6 @@ class _Reader:
             self._defaults(read_args(text))
         elif version := texts.SERVER_VERSION.search(text):
             self._defaults({"vllm_version": version[1] or version[2]})
-        elif rate := texts.THROUGHPUT.match(text):
-            self._rate(line, rate)
         else:
             self._facts(text)
             self._switches(line)
@@ -137,7 +208,7 @@ class _Reader:
     def _note(self, name: str, line: Line) -> None:
         text = line.text if len(line.text) <= 240 else _around_mode(line.text, name)
         kept = self.evidence[name]
-        if not any(one.text == text for one in kept):  # ranks repeat each other
+        if len(kept) < _MOST_EVIDENCE and not any(one.text == text for one in kept):  # ranks repeat each other
             kept.append(Evidence(line.number, text))
 
     def _rate(self, line: Line, found: re.Match[str]) -> None:
@@ -164,17 +235,3 @@ def _around_mode(text: str, name: str) -> str:
     }
     found = [text[at : at + 70].split(", ")[0] for key in keys[name] if (at := text.find(key)) >= 0]
     return f"{text[:60]}… {'; '.join(found)}" if found else text[:240] + "…"
-
-
-def _last_launch(lines: list[Line]) -> tuple[list[Line], int]:
-    """The lines of the last launch, and how many launches there are; a service's log holds many."""
-    begin, launches, engine_seen = 0, 0, False
-    for index, line in enumerate(lines):
-        if BANNER.match(line.text) and line.level:
-            engine_seen = True
-            launches = max(launches, 1)
-        elif line.level and texts.SERVER_START.match(line.text):
-            if engine_seen:
-                begin, launches, engine_seen = index, launches + 1, False
-            launches = max(launches, 1)
-    return lines[begin:], launches

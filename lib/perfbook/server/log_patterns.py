@@ -12,6 +12,8 @@ _RATE = r"\d{1,12}(?:\.\d{1,9})?"
 
 SERVER_START = re.compile(r"^(?:non-default )?args: |^vLLM API server version ")
 SERVER_VERSION = re.compile(r"^vLLM API server version (\S+)|█ +version (\d\S*)")
+#: With the prompt's own words, which are no evidence of anything.
+REQUEST = re.compile(r"^(?:Received|Added|Finished|Aborted) request")
 READY = re.compile(r"^(?:INFO: +)?(?:Application startup complete|Uvicorn running on )")
 
 THROUGHPUT = re.compile(

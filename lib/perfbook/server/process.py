@@ -12,7 +12,7 @@ from perfbook.server.endpoints import Endpoints
 from perfbook.server.handle import ServerHandle, api_key, handle_of
 from perfbook.server.interrupts import Interrupts
 from perfbook.server.launch import build_command
-from perfbook.server.log import first_error
+from perfbook.server.log import first_error_in
 from perfbook.server.start import start
 from perfbook.server.stop import StopReport, stop_everything, stop_run
 
@@ -47,12 +47,8 @@ def died(run: Run) -> str | None:
         return known.reason
     if known is None or known.stage != "ready" or known.alive:
         return None
-    log = run.path / known.log
-    try:
-        error = first_error(log.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        error = None
-    return f"the server died ({error.message if error else 'its log names no error'}; log: {log.name})"
+    error = first_error_in(run.path / known.log)
+    return f"the server died ({error.message if error else 'its log names no error'}; log: {known.log})"
 
 
 def condemn(run: Run, reason: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from perfbook.server.lines import Line, parse_line, split_lines
@@ -23,6 +24,8 @@ _SECONDARY = (
 )
 _AROUND = 3
 _BLOCK = 400
+#: Complaints without an exception after which no exception is looked for any more.
+_TRIES = 2000
 
 
 @dataclass(frozen=True)
@@ -48,33 +51,67 @@ class RootError:
     context: tuple[str, ...]
 
 
-def first_error(source: str | Sequence[Line]) -> RootError | None:
+def first_error(source: str | Iterable[Line]) -> RootError | None:
     """The first error in a log that explains itself; None when the log holds none.
 
     An exception counts before a bare message, a cause before its consequence: of the block of lines that one
     process wrote about the failure, the first exception is taken, and the front end's "see root cause above"
     never is.
     """
+    search = Search()
     lines = (
-        [parse_line(number, raw) for number, raw in enumerate(split_lines(source), 1)]
+        (parse_line(number, raw) for number, raw in enumerate(split_lines(source), 1))
         if isinstance(source, str)
-        else list(source)
+        else source
     )
-    plain: Line | None = None
-    for index, line in enumerate(lines):
-        if line.level in _BAD:
-            found = _exception_in(lines, index, logged=True)
-            if found is not None:
-                return _error(lines, found, line)
-            if plain is None and not line.text.startswith(_SECONDARY):
-                plain = line
-        elif line.text.startswith(_TRACEBACK) and not line.level:
-            found = _exception_in(lines, index, logged=False)
-            if found is not None:
-                return _error(lines, found, line)
+    for line in lines:
+        search.feed(line)
+    return search.result()
+
+
+class Search:
+    """The search for the first error, fed line by line; holds a few hundred lines, however long the log is."""
+
+    def __init__(self) -> None:
+        self._window: deque[Line] = deque()
+        self._at = 0  # the line of the window that is looked at next
+        self._tried = 0
+        self._plain: RootError | None = None
+        self._found: RootError | None = None
+
+    def feed(self, line: Line) -> None:
+        """One more line."""
+        if self._found is not None:
+            return
+        self._window.append(line)
+        if len(self._window) > _AROUND + _BLOCK + _AROUND:
+            self._look()
+
+    def result(self) -> RootError | None:
+        """The first error of all that was fed."""
+        while self._found is None and self._at < len(self._window):
+            self._look()
+        return self._found or self._plain
+
+    def _look(self) -> None:
+        """Judge one line by what follows it, and forget what lies too far back."""
+        line = self._window[self._at]
+        bad = line.level in _BAD
+        traceback = not line.level and line.text.startswith(_TRACEBACK)
+        if (bad or traceback) and self._tried < _TRIES:
+            self._tried += 1
+            lines = list(self._window)
+            index = _exception_in(lines, self._at, logged=bad)
+            if index is not None:
+                self._found = _error(lines, index, line)
+            elif bad and self._plain is None and not line.text.startswith(_SECONDARY):
+                self._plain = _error(lines, self._at, line)
         elif not line.level and _ARGPARSE.match(line.text):
-            return _error(lines, index, line)
-    return None if plain is None else _error(lines, plain.number - lines[0].number, plain)
+            self._found = _error(list(self._window), self._at, line)
+        if self._at < _AROUND:
+            self._at += 1
+        else:
+            self._window.popleft()
 
 
 def _exception_in(lines: Sequence[Line], start: int, *, logged: bool) -> int | None:

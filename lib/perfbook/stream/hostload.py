@@ -32,8 +32,8 @@ class Watch:
         self.seen = HostLoad(None, 0)
 
     def __enter__(self) -> Watch:
-        self._server = _listener(self._port) if _is_local(self._host) else None
-        self._known = self._server is not None or not _is_local(self._host)
+        self._server = _listener(self._port) if is_this_host(self._host) else None
+        self._known = self._server is not None or not is_this_host(self._host)
         self._throttled = _throttle_count()
         self._busy = _busy_s()
         self._own = self._own_s()
@@ -90,7 +90,8 @@ def _listener(port: int) -> psutil.Process | None:
     return None
 
 
-def _is_local(host: str) -> bool:
+def is_this_host(host: str) -> bool:
+    """Whether a name or an address is this machine's."""
     try:
         addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
     except OSError:

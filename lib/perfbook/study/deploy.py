@@ -7,14 +7,17 @@ unknown.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from perfbook.desk import Desk, Verdict
+from perfbook.progress import Progress
 from perfbook.report.table import Note, Table
 from perfbook.server import log, preflight
 from perfbook.server.log import EngineFacts
 from perfbook.server.process import ServerHandle
 from perfbook.stream.load import Cell
+from perfbook.study import owner
 from perfbook.study.prompts import numbered
 from perfbook.units import count, quantity
 
@@ -44,10 +47,17 @@ def server_table(handle: ServerHandle) -> Table:
 
 
 def read_log(desk: Desk, handle: ServerHandle) -> EngineFacts:
-    """What the start-up log says, recorded; for an attached server without a log everything is unknown."""
-    path = handle.log_path or desk.variant.server.log_file
-    facts = log.parse_log(path.read_text(encoding="utf-8", errors="replace") if path else "")
-    record = desk.record("engine", {**facts.to_json(), "owned": handle.owned, "log": path.name if path else None})
+    """What the start-up log says, recorded; for an attached server without a log everything is unknown.
+
+    The log of an attached server is a file that the parameters name, else what its owner's command prints.
+    """
+    path: Path | str | None = handle.log_path
+    if path is None:
+        with Progress("the owner's command") as progress:
+            path = owner.read_log(desk, progress)
+    facts = log.read_log(path) if isinstance(path, Path) else log.parse_log("")
+    where = {"log": path.name, "no_log": None} if isinstance(path, Path) else {"log": None, "no_log": path}
+    record = desk.record("engine", {**facts.to_json(), "owned": handle.owned, **where})
     for found in facts.findings:
         desk.find(
             "log_finding",
@@ -61,10 +71,12 @@ def read_log(desk: Desk, handle: ServerHandle) -> EngineFacts:
     return facts
 
 
-def engine_table(facts: EngineFacts) -> Table:
+def engine_table(desk: Desk, facts: EngineFacts) -> Table:
     """The facts that decide performance, each with the log line it rests on."""
     said = facts.to_json()
+    read = desk.need("engine", "01_deploy")
     rows: list[tuple[str, Any, str]] = [
+        ("log", read["log"] or "not read", read["no_log"] or f"{said['logged_lines']} lines of the engine's own"),
         ("vLLM", said["vllm_version"], said["engine"] or ""),
         ("model", said["model"], ""),
         ("tensor parallel", said["tensor_parallel_size"], ""),
