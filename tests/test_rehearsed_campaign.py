@@ -121,6 +121,11 @@ def test_all_reduce_is_half_of_a_profiled_step_which_is_inflated(int4: Campaign)
     assert "122 calls" in sentence
 
 
+def test_the_sweep_ends_with_a_count_of_a_steps_all_reduces(int4: Campaign) -> None:
+    calls = {part["category"]: part["calls_per_step"] for part in int4.of("step_trace")[-1]["categories"]}
+    assert calls["all_reduce"] == 122
+
+
 def test_no_setting_of_nccl_is_worth_a_reload(int4: Campaign) -> None:
     tuning = {entry["setting"]: entry for entry in int4.summary["tuning"]}
     for name in ("proto-ll", "algo-tree", "channels-8"):

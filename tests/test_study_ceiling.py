@@ -174,8 +174,9 @@ def test_all_reduces_stated_traced_or_assumed(variant: Variant) -> None:
     desk = desk_of(variant)
     served = bench.served_model(variant)
     assert bench.all_reduce_count(desk, served)[0] == 5  # 2 layers
-    traced = {"concurrency": 1, "categories": [{"category": "all_reduce", "calls_per_step": 4.0}]}
-    desk.run.append("06_profiler_breakdown", "profile", traced)
-    assert bench.all_reduce_count(desk, served) == (4, "traced at 1 streams")
+    for calls, notebook, kind in ((3.0, "04_sweep", "step_trace"), (4.0, "06_profiler_breakdown", "profile")):
+        traced = {"concurrency": 1, "categories": [{"category": "all_reduce", "calls_per_step": calls}]}
+        desk.run.append(notebook, kind, traced)
+        assert bench.all_reduce_count(desk, served) == (calls, "traced at 1 stream")
     stated = make_variant({**variant.sections(), "ceiling": {"all_reduces": 122}}, "test")
     assert bench.all_reduce_count(Desk("07_ceiling", stated, desk.run), served) == (122, "stated in the parameters")

@@ -18,7 +18,7 @@ from perfbook.params import Variant
 from perfbook.report.table import Column, Note, Table
 from perfbook.server import process
 from perfbook.server.launch import own_environment
-from perfbook.units import byte_size
+from perfbook.units import byte_size, count
 
 BUSY_CORES = 0.3  # others' load from which on a CPU's bandwidth is not its own
 DTYPE_BYTES = 2  # bfloat16 and float16, in which activations are summed over the ranks
@@ -71,9 +71,12 @@ def served_model(variant: Variant, hardware: Hardware | None = None) -> Served:
     return Served(shape, config, ranks, unknown)
 
 
-def refusal(desk: Desk) -> str:
-    """Why nothing may be measured on the devices now; empty when it may. An idle server only takes memory."""
-    if desk.variant.server.base_url is not None:
+def refusal(desk: Desk, *, freed: bool = False) -> str:
+    """Why nothing may be measured on the devices now; empty when it may. An idle server only takes memory.
+
+    ``freed``: an attached server was stopped by its owner's command.
+    """
+    if desk.variant.server.base_url is not None and not freed:
         return "the server was not started here: its devices are its owner's"
     handle = process.find(desk.run)
     ours = set() if handle is None or handle.pid is None else {handle.pid}
@@ -90,9 +93,9 @@ def refusal(desk: Desk) -> str:
     return ""
 
 
-def measure(desk: Desk, served: Served) -> micro.DeviceBench | str:
+def measure(desk: Desk, served: Served, *, freed: bool = False) -> micro.DeviceBench | str:
     """Bandwidth and products of the first device, recorded; a sentence where they cannot be measured."""
-    if reason := refusal(desk):
+    if reason := refusal(desk, freed=freed):
         return f"Not measured: {reason}."
     tokens = sorted({*desk.variant.tuning.concurrency, 1})
     beside = process.find(desk.run) is not None
@@ -186,10 +189,10 @@ def all_reduce_count(desk: Desk, served: Served) -> tuple[int | None, str]:
     """All-reduces in a decode step and where the number comes from: stated, traced, or from the layers."""
     if desk.variant.ceiling.all_reduces is not None:
         return desk.variant.ceiling.all_reduces, "stated in the parameters"
-    for record in desk.run.records("profile"):
+    for record in [*desk.run.records("profile"), *desk.run.records("step_trace")]:
         for part in record["categories"]:
             if part["category"] == "all_reduce" and part["calls_per_step"] >= 1:
-                return round(part["calls_per_step"]), f"traced at {record['concurrency']} streams"
+                return round(part["calls_per_step"]), f"traced at {count(record['concurrency'], 'stream')}"
     return served.shape.all_reduces, "assumed from the layers: two each and one; a trace would tell"
 
 

@@ -19,6 +19,7 @@ from perfbook.errors import BadInput, ServerFailed
 from perfbook.figures import Figure
 from perfbook.figures.cells import statistic
 from perfbook.report.table import Column, Note, Table
+from perfbook.study import owner
 from perfbook.trace import TraceReport
 from perfbook.trace.compare import Inflation
 from perfbook.units import count, number, quantity
@@ -59,10 +60,13 @@ def record_traces(desk: Desk, progress: Callable[[str], None]) -> list[Profile]:
     with desk.measuring():
         for concurrency in plan.concurrency:
             progress(count(concurrency, "stream"))
-            files = _take(desk, concurrency)
+            files = take(desk, concurrency)
             if not files:
                 desk.find(
-                    "no_traces", subject=str(concurrency), concurrency=concurrency, evidence="no new file appeared"
+                    "no_traces",
+                    subject=str(concurrency),
+                    concurrency=concurrency,
+                    evidence=owner.why_no_traces(desk) or "no new file appeared",
                 )
                 continue
             report = trace.analyse(files)
@@ -71,12 +75,13 @@ def record_traces(desk: Desk, progress: Callable[[str], None]) -> list[Profile]:
     return profiles
 
 
-def _take(desk: Desk, concurrency: int) -> tuple[Path, ...]:
+def take(desk: Desk, concurrency: int) -> tuple[Path, ...]:
     """Profile a bounded number of steps of a cell; the new trace files."""
     plan, workload = desk.variant.profile, desk.variant.workload
     server, folder = desk.server(), desk.run.path / "traces"
     shape = desk.shape(plan.output_tokens)
     prompts = desk.prompts(desk.variant.sweep.prompt_tokens, 2 * concurrency, workload.seed + 7_000_000 + concurrency)
+    owner.collect_traces(desk)  # what lies there from earlier profiles is not this one's
     before = set(folder.rglob(TRACES))
     # The warm-up cell takes what a first batch of this size costs (compilation, allocation) out of the trace.
     desk.measure(prompts[:concurrency], shape, key="warm-up", concurrency=concurrency, requests=concurrency)
@@ -89,6 +94,7 @@ def _take(desk: Desk, concurrency: int) -> tuple[Path, ...]:
         server.endpoints.stop_profile(STOP_TIMEOUT_S)
         raise
     server.endpoints.stop_profile(STOP_TIMEOUT_S)
+    owner.collect_traces(desk)
     return tuple(sorted(set(folder.rglob(TRACES)) - before))
 
 

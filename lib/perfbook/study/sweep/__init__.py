@@ -7,6 +7,7 @@ whose time saturates, is decided from what server and client saw.
 
 from perfbook.study.sweep.analysis import Sweep, analyse, load
 from perfbook.study.sweep.measure import measure, server_side, within_slo
+from perfbook.study.sweep.steptrace import count_all_reduces
 from perfbook.study.sweep.view import (
     cell_table,
     conclude,
@@ -22,6 +23,7 @@ __all__ = [
     "analyse",
     "cell_table",
     "conclude",
+    "count_all_reduces",
     "latency_figure",
     "load",
     "measure",
