@@ -85,9 +85,11 @@ def test_ranks_in_processes_give_what_one_process_gives(tmp_path: Path, monkeypa
     here = analyse([tmp_path]).to_json()
     monkeypatch.setattr("perfbook.trace.pipeline._WORTH_PROCESSES_BYTES", 0)
     assert analyse([tmp_path]).to_json() == here
-    next(tmp_path.glob("*rank1*")).write_bytes(b"hello")
+    broken = next(tmp_path.glob("*rank1*"))
+    broken.write_bytes(b"hello")
+    assert [r.rank for r in analyse([tmp_path]).ranks] == [0]
     with pytest.raises(PerfbookError, match="not a profiler trace"):
-        analyse([tmp_path])
+        analyse([*tmp_path.glob("*rank0*"), broken])
 
 
 def test_the_json_schema(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -25,7 +26,7 @@ def float_ns(values: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_
     if array.dtype == np.int64 and len(array) and np.abs(array).max() < 2**53:
         return array * 1000, np.ones(len(array), bool)
     if array.dtype != np.float64:
-        array = np.array([v if isinstance(v, int | float) and abs(v) < 2**62 else np.nan for v in values], float)
+        array = np.array([_microseconds(v) for v in values], float)
     ok = np.isfinite(array)
     array = np.where(ok, array, 0.0)
     if len(array) and np.abs(array).max() >= EXACT_LIMIT_US:
@@ -39,7 +40,7 @@ def exact_ns(values: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_
     ok = np.ones(len(values), bool)
     for i, digits in enumerate(values):
         try:
-            array[i] = round(Decimal(bytes(digits).decode()) * 1000)
+            array[i] = round(Decimal(bytes(digits).decode().strip('"')) * 1000)
         except (InvalidOperation, OverflowError, ValueError):
             ok[i] = False
     return array, ok
@@ -50,4 +51,19 @@ def int64_ids(values: Sequence[Any]) -> NDArray[np.int64]:
     array = np.asarray(values)
     if array.dtype == np.int64:
         return array
-    return np.array([v if isinstance(v, int) and abs(v) < 2**63 else UNKNOWN for v in values], np.int64)
+    return np.array([_identifier(v) for v in values], np.int64)
+
+
+def _microseconds(value: Any) -> float:
+    """A time as a number; some writers put it into quotes. NaN where it is none."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+    return number if abs(number) < 2**62 else math.nan
+
+
+def _identifier(value: Any) -> int:
+    if isinstance(value, str) and len(value) < 20 and value.isdecimal():
+        value = int(value)
+    return value if isinstance(value, int) and abs(value) < 2**63 else UNKNOWN

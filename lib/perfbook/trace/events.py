@@ -27,6 +27,8 @@ KINDS = {
     "operator": "op",
     "Trace": "window",
 }
+GENERIC = "DevKernel_Generic"
+"""In the name of the one kernel with which RCCL serves every collective."""
 _KEPT_CALLS = re.compile(r"launch|memcpy|memset|moduleload|libraryload|begincapture|graphinstantiate", re.I)
 SIZED_OPS = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|send|recv", re.I)
 _DTYPE_BYTES = {
@@ -42,6 +44,7 @@ class Args(msgspec.Struct, gc=False):
     correlation: Value = None
     stream: Value = None
     device: Value = None
+    collective: Value = msgspec.field(name="Collective name", default=None)
     elements: Value = msgspec.field(name="In msg nelems", default=None)
     dtype: Value = None
     shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b"[]"))

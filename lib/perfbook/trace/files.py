@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,25 +11,33 @@ from perfbook.errors import BadInput
 
 _TRACE = re.compile(r"\.(json|json\.gz|sqlite|sqlite3)$")
 _STAMP = re.compile(r"\.(\d{9,})\.pt\.trace\.json")
+_VLLM = re.compile(r"^(.*?)rank(\d+)\.(\d{9,})\.pt\.trace\.json")
+_COORDINATES = re.compile(r"(?:dp\d+_pp\d+_tp\d+(?:_[a-z]+\d+)*_)?$")
 _NOT_A_RANK = (
     (re.compile(r"\.tmp$"), "left behind by a profiler that did not finish"),
     (re.compile(r"graph_capture|capture_traces"), "the capture of graphs, not the workload"),
     (re.compile(r"async_llm"), "the front end, not a rank"),
+    (re.compile(r"(^|/)merged-"), "all ranks once more in one file"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Trace files to read, and those that were recognised as something else, with the reason."""
+    """Trace files to read, and those that were recognised as something else, with the reason.
+
+    ``searched`` are the files that nobody named: they lay in a directory, and may turn out to be something else.
+    """
 
     files: tuple[Path, ...]
     passed_over: tuple[tuple[Path, str], ...]
+    searched: frozenset[Path]
 
 
 def find_traces(paths: Sequence[Path]) -> Found:
     """Trace files among ``paths``; a directory is searched, a file named directly is taken as it is.
 
-    In a directory the newest file of each rank counts, as one file per rank is written for each profile.
+    In a directory the newest file of each rank counts, as one file per rank is written for each profile; where
+    profiles with different prefixes lie side by side, the newest profile counts.
 
     Raises
     ------
@@ -38,24 +46,14 @@ def find_traces(paths: Sequence[Path]) -> Found:
     """
     files: list[Path] = []
     passed: list[tuple[Path, str]] = []
+    searched: set[Path] = set()
     for path in map(Path, paths):
         if path.is_file():
             files.append(path)
         elif path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.is_file())
-            ranks: dict[str, Path] = {}
-            for file in inside:
-                where = str(file.relative_to(path))
-                if reason := next((why for what, why in _NOT_A_RANK if what.search(where)), None):
-                    passed.append((file, reason))
-                elif _TRACE.search(file.name):
-                    key = _STAMP.sub("", where)
-                    if key in ranks:
-                        older, newer = sorted((ranks[key], file), key=_age)
-                        passed.append((older, f"an older profile; {newer.name} is newer"))
-                        file = newer
-                    ranks[key] = file
-            files += sorted(ranks.values())
+            inside = _search(path, passed)
+            files += inside
+            searched.update(inside)
         else:
             raise BadInput(f"{path}: no such file or directory.")
     if not files:
@@ -66,7 +64,46 @@ def find_traces(paths: Sequence[Path]) -> Found:
     once: dict[Path, Path] = {}
     for file in files:  # a folder and a file in it, say, are not two ranks
         once.setdefault(file.resolve(), file)
-    return Found(tuple(once.values()), tuple(passed))
+    return Found(tuple(once.values()), tuple(passed), frozenset(searched))
+
+
+def _search(folder: Path, passed: list[tuple[Path, str]]) -> list[Path]:
+    """Trace files in a folder, and below it; what is none, or is out of date, goes to ``passed``."""
+    ranks: dict[str, Path] = {}
+    for file in sorted(p for p in folder.rglob("*") if p.is_file()):
+        where = file.relative_to(folder).as_posix()
+        if reason := next((why for what, why in _NOT_A_RANK if what.search(where)), None):
+            passed.append((file, reason))
+        elif _TRACE.search(file.name):
+            key = _STAMP.sub("", where)
+            if key in ranks:
+                older, newer = sorted((ranks[key], file), key=_age)
+                passed.append((older, f"an older profile; {newer.name} is newer"))
+                file = newer
+            ranks[key] = file
+    return _newest_profile(sorted(ranks.values()), passed)
+
+
+def _newest_profile(files: Iterable[Path], passed: list[tuple[Path, str]]) -> list[Path]:
+    """Without the files whose rank another, newer profile in the same folder also has, and the rest of that profile."""
+    profiles: dict[tuple[Path, str], dict[str, Path]] = {}
+    kept = []
+    for file in files:
+        if named := _VLLM.match(file.name):
+            prefix = _COORDINATES.sub("", named[1])
+            profiles.setdefault((file.parent, prefix), {})[named[2]] = file
+        else:
+            kept.append(file)
+    taken: set[tuple[Path, str]] = set()
+    for (folder, _), ranks in sorted(profiles.items(), key=lambda one: max(map(_age, one[1].values())), reverse=True):
+        again = {(folder, rank) for rank in ranks} & taken
+        for rank, file in ranks.items():
+            taken.add((folder, rank))
+            if again:
+                passed.append((file, "of an older profile in the same folder; name its files to read it"))
+            else:
+                kept.append(file)
+    return sorted(kept)
 
 
 def _age(path: Path) -> tuple[int, float]:

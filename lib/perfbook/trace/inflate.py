@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +22,24 @@ _DAMAGED: Any = igzip_lib.IsalError
 
 
 def plain_chunks(path: Path, warnings: list[str]) -> Iterator[bytes]:
-    """Chunks of up to ``CHUNK_BYTES`` of decompressed text; stops with a warning where the compressed data is bad.
+    """Chunks of about ``CHUNK_BYTES`` of UTF-8 text; stops with a warning where the compressed data is bad.
+
+    Text that went through a shell which writes UTF-16 or UTF-32 is turned back; byte positions are then of the UTF-8.
 
     Raises
     ------
     BadInput
         The file cannot be opened, or is empty.
     """
+    decoder: codecs.IncrementalDecoder | None = None
+    for i, data in enumerate(_stored_chunks(path, warnings)):
+        if not i and (encoding := json.detect_encoding(data)).startswith(("utf-16", "utf-32")):
+            decoder = codecs.getincrementaldecoder(encoding)("replace")
+        yield decoder.decode(data).encode("utf-8", "replace") if decoder else data
+
+
+def _stored_chunks(path: Path, warnings: list[str]) -> Iterator[bytes]:
+    """The bytes as they were written, decompressed."""
     try:
         with path.open("rb") as file:
             magic = file.read(2)

@@ -6,17 +6,16 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 from perfbook.errors import BadInput, PerfbookError
-from perfbook.trace.breakdown import phases
+from perfbook.trace.breakdown import ALL, Phase, phases
 from perfbook.trace.files import find_traces
 from perfbook.trace.kernels import user_rules as read_user_rules
-from perfbook.trace.rank import RankTrace, summarise_file
-from perfbook.trace.ranks import align
+from perfbook.trace.rank import RankTrace, attempt
 from perfbook.trace.report import TraceReport
 
 _WORTH_PROCESSES_BYTES = 16 << 20
@@ -42,20 +41,29 @@ def analyse(paths: Sequence[Path], *, user_rules: Path | None = None) -> TraceRe
         shares = [found.files[i::cores] for i in range(cores)]
         with ThreadPoolExecutor(cores) as pool:
             done = list(pool.map(lambda share: _summarise_in_child(share, user_rules), shares))
-        read = [done[i % cores][i // cores] for i in range(len(found.files))]
+        outcomes = [done[i % cores][i // cores] for i in range(len(found.files))]
     else:
-        read = [summarise_file(f, rules) for f in found.files]
-    ranks, warnings = _numbered([rank for several in read for rank in several])
-    warnings += [f"{path.name} is not read: {reason}" for path, reason in found.passed_over]
-    if len(ranks) == 1:
-        warnings.append("one rank: the time of a collective cannot be split into transfer and waiting for other ranks")
-    elif align(ranks) is None:
-        warnings.append("the ranks' steps do not correspond: collectives cannot be split into transfer and waiting")
-    return TraceReport(tuple(ranks), phases(ranks), tuple(warnings))
+        outcomes = [attempt(f, rules) for f in found.files]
+    warnings = [f"{path.name} is not read: {reason}" for path, reason in found.passed_over]
+    read: list[RankTrace] = []
+    problems: list[BadInput] = []
+    for path, outcome in zip(found.files, outcomes, strict=True):
+        if not isinstance(outcome, BadInput):
+            read += outcome
+        elif path in found.searched:
+            problems.append(outcome)
+            warnings.append(f"{path.name} is not read: {str(outcome).removeprefix(str(path)).lstrip(': ')}")
+        else:
+            raise outcome
+    if not read:
+        raise problems[0]
+    ranks, about_ranks = _numbered(read)
+    broken_down = phases(ranks)
+    return TraceReport(tuple(ranks), broken_down, (*about_ranks, *warnings, *_unsplit(ranks, broken_down)))
 
 
-def _summarise_in_child(paths: Sequence[Path], rules: Path | None) -> list[list[RankTrace]]:
-    """What :func:`summarise_file` returns for each file, computed one after the other in a child process.
+def _summarise_in_child(paths: Sequence[Path], rules: Path | None) -> list[list[RankTrace] | BadInput]:
+    """What :func:`attempt` returns for each file, computed one after the other in a child process.
 
     Raises
     ------
@@ -70,17 +78,19 @@ def _summarise_in_child(paths: Sequence[Path], rules: Path | None) -> list[list[
     if done.returncode:
         last = (done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}").splitlines()[-1]
         raise PerfbookError(f"{paths[0].parent}: reading the traces failed: {last}")
-    outcome: list[list[RankTrace]] | BadInput = pickle.loads(done.stdout)
-    if isinstance(outcome, BadInput):
-        raise outcome
-    return outcome
+    outcomes: list[list[RankTrace] | BadInput] = pickle.loads(done.stdout)
+    return outcomes
 
 
 def _numbered(ranks: list[RankTrace]) -> tuple[list[RankTrace], list[str]]:
-    """Ranks in order, each with a number of its own, and what is missing."""
+    """Ranks in order, each with a number of its own, and what is missing.
+
+    One rank may have several files of different phases, as SGLang writes them on request.
+    """
     warnings = []
     numbers = [r.rank for r in ranks]
-    if None in numbers or len(set(numbers)) < len(numbers):
+    phases_of = [(r.rank, s.phase) for r in ranks for s in {s.phase: s for s in r.steps}.values()]
+    if None in numbers or (len(set(numbers)) < len(numbers) and len(set(phases_of)) < len(phases_of)):
         if len(ranks) > 1:
             warnings.append("which rank is which is not said, or said twice: numbered in order of file names")
         ranks = [replace(r, rank=i) for i, r in enumerate(ranks)]
@@ -90,3 +100,14 @@ def _numbered(ranks: list[RankTrace]) -> tuple[list[RankTrace], list[str]]:
         some = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
         warnings.append(f"{len(missing)} of {world} ranks are missing: {some}")
     return ranks, warnings
+
+
+def _unsplit(ranks: Sequence[RankTrace], found: Mapping[str, Phase]) -> list[str]:
+    """Why collectives are not split into transfer and waiting, where they are not."""
+    unsplit = [n for n, p in found.items() if n != ALL and any(c.transfer_us is None for c in p.collectives)]
+    if len(ranks) == 1:
+        return ["one rank: the time of a collective cannot be split into transfer and waiting for other ranks"]
+    if not unsplit and (set(found) != {ALL} or all(c.transfer_us is not None for c in found[ALL].collectives)):
+        return []
+    where = f" in {' and '.join(unsplit)} steps" if unsplit else ""
+    return [f"the ranks' calls do not correspond{where}: some collectives cannot be split into transfer and waiting"]

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from perfbook.errors import BadInput
 from perfbook.trace.columns import Columns, IntArray, Trace, narrow
 from perfbook.trace.damage import without_damage
+from perfbook.trace.events import GENERIC
 from perfbook.trace.intervals import union
 from perfbook.trace.kernels import COMMUNICATION, Rule, classify
 from perfbook.trace.memory import return_free_memory
@@ -81,11 +83,20 @@ def summarise_file(path: Path, rules: Sequence[Rule] = ()) -> list[RankTrace]:
     return [summarise(traces.pop(0), rules) for _ in range(len(traces))]  # popped, so that each can be freed in time
 
 
+def attempt(path: Path, rules: Sequence[Rule] = ()) -> list[RankTrace] | BadInput:
+    """What :func:`summarise_file` returns, or why the file is no trace."""
+    try:
+        return summarise_file(path, rules)
+    except BadInput as why:
+        return why
+
+
 def summarise(trace: Trace, rules: Sequence[Rule] = ()) -> RankTrace:
     """Reduce a trace: classify, deal to steps, add up."""
     gpu_events = len(trace.gpu)
     all_categories = [classify(name, rules) for name in trace.names]
     gpu, warnings = without_damage(trace.gpu, trace.window_ns)
+    lanes = [trace.lanes[i] for i in np.unique(gpu.lane)]
     on_gpu = len(gpu) > 0
     if not on_gpu:
         trace = replace(trace, ops=host_operators(trace))
@@ -111,6 +122,10 @@ def summarise(trace: Trace, rules: Sequence[Rule] = ()) -> RankTrace:
         warnings.append(
             f"only {100 * (share or 0):.0f} % of the launches have kernels in the trace: idle time is unreliable"
         )
+    if unsaid := [n for n in trace.names if GENERIC in n and classify(n, rules) == "send_recv" and "[" not in n]:
+        warnings.append(f"{unsaid[0][:40]} serves any collective: counted as send_recv, but its kind is not said")
+    if len(devices := {lane.split("/")[0] for lane in lanes}) > 1:
+        warnings.append(f"work of {len(devices)} devices in one file: counted as one rank, all devices added up")
     if partial := _partly_recorded(seg):
         reliable = False
         warnings.append(f"{partial} steps have far fewer kernels than others of their kind: idle time is unreliable")

@@ -71,6 +71,7 @@ class _Reader:
         self.shelves = Shelves(with_python)
         self.decoder = FAST
         self.part = _Part.HEAD
+        self.bare = False
         self.pending = b""
         self.offset = 0  # of pending[0] in the text
         self.damage: dict[str, list[int]] = {}
@@ -91,6 +92,8 @@ class _Reader:
             self._decode_chunk(final=True)
         if self.part is _Part.TAIL:
             self._keep_metadata(b"{" + self.pending.lstrip().removeprefix(b","))
+        if self.bare and self.shelves.empty:
+            raise BadInput(f"{self.path} is not a profiler trace: a list without trace events.")
         for what, positions in self.damage.items():
             more = f" and {len(positions) - 1} more" if len(positions) > 1 else ""
             self.warnings.append(f"{what} at byte {positions[0]}{more}")
@@ -101,6 +104,7 @@ class _Reader:
     def _look_for_events(self) -> None:
         text = self.pending.lstrip(_BLANK)
         if text[:1] == b"[":
+            self.bare = True
             start = len(self.pending) - len(text) + 1
         elif key := _EVENTS_KEY.search(self.pending):
             self._keep_metadata(self.pending[: key.start()].lstrip(_BLANK).rstrip().rstrip(b",") + b"}")

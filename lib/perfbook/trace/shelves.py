@@ -13,6 +13,7 @@ import numpy as np
 from perfbook.trace.clock import exact_ns, float_ns, int64_ids
 from perfbook.trace.columns import UNKNOWN, Columns, Trace, narrow
 from perfbook.trace.events import (
+    GENERIC,
     KINDS,
     SIZED_OPS,
     Event,
@@ -122,6 +123,8 @@ class Shelves:
                         where = (args.device, args.stream)
                     if args.elements is not None:
                         message = message_bytes(args.elements, args.dtype)
+                    if args.collective is not None and GENERIC in name:
+                        name = f"{name} [{args.collective}]"  # else nothing says which collective it is
             elif kind == "launch":
                 if not self._wanted(name):
                     continue
@@ -144,6 +147,11 @@ class Shelves:
             self.shelves["op"] = _Shelf()
         self.events += len(events)
 
+    @property
+    def empty(self) -> bool:
+        """Whether no event was kept."""
+        return not any(shelf.small or shelf.large for shelf in self.shelves.values())
+
     def _wanted(self, call: str) -> bool:
         wanted = self.wanted_call.get(call)
         if wanted is None:
@@ -153,6 +161,9 @@ class Shelves:
     def trace(self, path: Path, meta: dict[str, Any], warnings: Sequence[str]) -> Trace:
         """The finished trace."""
         columns = {kind: shelf.columns() for kind, shelf in self.shelves.items()}
+        early = min((int(c.start_ns[0]) for c in columns.values() if len(c)), default=0)
+        if early < 0:  # a base that lies after the first event
+            columns = {kind: replace(c, start_ns=c.start_ns - early) for kind, c in columns.items()}
         if len(columns["gpu"]):
             columns["op"] = Columns.empty()
         said = list(warnings)
@@ -166,7 +177,7 @@ class Shelves:
             rank=_rank(distributed.get("rank"), path.name),
             world_size=_whole(distributed.get("world_size")),
             events=self.events,
-            base_ns=_whole(meta.get("baseTimeNanoseconds")) or 0,
+            base_ns=(_whole(meta.get("baseTimeNanoseconds")) or 0) + min(early, 0),
             window_ns=(int(window.start_ns.min()), int(window.end_ns.max())) if len(window) else None,
             names=list(self.names),
             lanes=[f"{a}/{b}" for a, b in self.lanes],

@@ -9,20 +9,15 @@ import pickle
 import sys
 from pathlib import Path
 
-from perfbook.errors import BadInput
 from perfbook.trace.kernels import user_rules
-from perfbook.trace.rank import RankTrace, summarise_file
+from perfbook.trace.rank import attempt
 
 
 def main(rules: str, *paths: str) -> None:
-    """Reduce the files and write the outcome, or the error that explains why not, to standard output."""
-    outcome: list[list[RankTrace]] | BadInput
-    try:
-        own = user_rules(Path(rules)) if rules else ()
-        outcome = [summarise_file(Path(path), own) for path in paths]
-    except BadInput as bad:
-        outcome = bad
-    sys.stdout.buffer.write(pickle.dumps(outcome, pickle.HIGHEST_PROTOCOL))
+    """Write what each file amounts to, or the error that explains why not, to standard output."""
+    own = user_rules(Path(rules)) if rules else ()
+    outcomes = [attempt(Path(path), own) for path in paths]
+    sys.stdout.buffer.write(pickle.dumps(outcomes, pickle.HIGHEST_PROTOCOL))
 
 
 if __name__ == "__main__":
