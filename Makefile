@@ -8,7 +8,7 @@ SETUP = python=$$(sh setup/python.sh) && "$$python" setup/bootstrap.py --engine 
 LINT = $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help report test check test-all bench lab rehearse setup setup-test lock clean
+.PHONY: help report test check test-all bench verdicts lab rehearse setup setup-test lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1 \2/p' Makefile | awk '{printf "  %s %-10s", $$1, $$2; $$1 = $$2 = ""; print}'
@@ -30,6 +30,10 @@ test-all: setup-test  ## everything, the long tests too
 
 bench: setup-test  ## perfbook against its peers
 	@for each in bench/*.py; do $(BIN)/python -m "bench.$$(basename "$$each" .py)" || exit 1; done
+
+verdicts: setup  ## the CPU variant's settings with enough launches for verdicts (about 15 minutes)
+	@$(BIN)/perfbook run params/smollm2-135m-cpu.yaml --only 01,02,05 --set tuning.launches=8 --set tuning.requests_per_stream=4 \
+	    --set 'tuning.concurrency=[1, 8]' --set tuning.settings.cache-2-gib.env.VLLM_CPU_KVCACHE_SPACE=2
 
 lab: setup  ## JupyterLab on the notebooks, for this machine only
 	@$(BIN)/jupyter lab --ip=127.0.0.1 notebooks
