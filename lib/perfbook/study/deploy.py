@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from perfbook.desk import Desk, Verdict
-from perfbook.progress import Progress
 from perfbook.report.table import Note, Table
 from perfbook.server import log, preflight
 from perfbook.server.log import EngineFacts
@@ -51,10 +50,7 @@ def read_log(desk: Desk, handle: ServerHandle) -> EngineFacts:
 
     The log of an attached server is a file that the parameters name, else what its owner's command prints.
     """
-    path: Path | str | None = handle.log_path
-    if path is None:
-        with Progress("the owner's command") as progress:
-            path = owner.read_log(desk, progress)
+    path = handle.log_path or owner.read_log(desk)
     facts = log.read_log(path) if isinstance(path, Path) else log.parse_log("")
     where = {"log": path.name, "no_log": None} if isinstance(path, Path) else {"log": None, "no_log": path}
     record = desk.record("engine", {**facts.to_json(), "owned": handle.owned, **where})

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 from perfbook.desk import Desk
 from perfbook.errors import ServerFailed
 from perfbook.masking import MASKED
+from perfbook.params import Server, Variant
+from perfbook.progress import Progress
 from perfbook.server import commands, ports
 from perfbook.server.handle import api_key
 from perfbook.stream.hostload import is_this_host
@@ -52,25 +54,43 @@ def devices_freed(desk: Desk, say: Say) -> Iterator[str]:
         _run(desk, "start", say)
 
 
-def collect_traces(desk: Desk, say: Say) -> str:
-    """Have the owner's command copy the trace files into ``traces/``; why it did not, empty when it did or need not."""
+def described(desk: Desk) -> Variant:
+    """The variant, for what is computed from the model: an attached server's as its log describes it."""
+    engine = desk.run.record("engine")
+    if desk.variant.server.base_url is None or engine is None or not engine.get("model"):
+        return desk.variant
+    args = {"tensor-parallel-size": engine["tensor_parallel_size"], "dtype": engine["dtype"]}
+    server = Server(model=engine["model"], args={key: value for key, value in args.items() if value is not None})
+    return desk.variant.model_copy(update={"server": server})
+
+
+def why_no_traces(desk: Desk) -> str:
+    """Why the traces of an attached server are not fetched; empty when they are, or lie here anyway."""
     if desk.variant.server.base_url is None:
         return ""
-    if reason := commands.refusal(desk.variant, "collect_traces", desk.run):
-        return reason
-    try:
-        _run(desk, "collect_traces", say)
-    except ServerFailed as error:
-        return str(error)
-    return ""
+    return commands.refusal(desk.variant, "collect_traces", desk.run)
 
 
-def read_log(desk: Desk, say: Say) -> Path | str:
+def collect_traces(desk: Desk) -> None:
+    """Have the owner's command copy an attached server's trace files into ``traces/``, where it is allowed to.
+
+    Raises
+    ------
+    ServerFailed
+        The command failed.
+    """
+    if desk.variant.server.base_url is not None and not why_no_traces(desk):
+        with Progress("the owner's command") as progress:
+            _run(desk, "collect_traces", progress)
+
+
+def read_log(desk: Desk) -> Path | str:
     """The log of an attached server as its owner's command prints it, kept in the run; or why there is none."""
     if reason := commands.refusal(desk.variant, "read_log", desk.run):
         return reason
     try:
-        text = _run(desk, "read_log", say)
+        with Progress("the owner's command") as progress:
+            text = _run(desk, "read_log", progress)
     except ServerFailed as error:
         return str(error)
     key = api_key(desk.variant)

@@ -49,7 +49,7 @@ def _decide(
     if one is not None and one.status != OK:
         return Decision(name, False, one.reason, one.status)
     if attached:
-        return Decision(name, False, "the server was not started here")
+        return Decision(name, False, "a relaunch with a setting needs a server that perfbook starts itself")
     if confirm == "none":
         return Decision(name, False, "tuning.confirm is none")
     expected = [found for c in concurrency if (found := screening.predictions.get((name, c))) is not None]

@@ -9,7 +9,7 @@ from perfbook.desk import Desk
 from perfbook.params import Setting
 from perfbook.report.table import Column, Note, Table
 from perfbook.server.launch import option_words
-from perfbook.study import bench, relaunch
+from perfbook.study import bench, owner, relaunch
 from perfbook.study.tuning.decision import Decision
 from perfbook.study.tuning.window import Screening, message_size
 from perfbook.units import byte_size, duration, number
@@ -39,7 +39,7 @@ def screen_table(desk: Desk, screening: Screening) -> Table | Note:
     rows: list[tuple[Any, ...]] = []
     for name, one in screening.screened.items():
         for concurrency in desk.variant.tuning.concurrency:
-            size = message_size(bench.served_model(desk.variant, desk.hardware), concurrency)
+            size = message_size(bench.served_model(owner.described(desk), desk.hardware), concurrency)
             expected = screening.predictions.get((name, concurrency))
             times = ", ".join(number(us) for us in one.latencies_us.get(size, ())) or "not measured"
             best = None if expected is None else expected.best_pct

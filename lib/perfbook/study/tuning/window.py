@@ -11,7 +11,7 @@ from perfbook.micro import AllReduce, DeviceBench
 from perfbook.params import Setting
 from perfbook.server import process
 from perfbook.server.launch import own_environment
-from perfbook.study import bench, doubts, relaunch
+from perfbook.study import bench, doubts, owner, relaunch
 from perfbook.study.bench import Served
 from perfbook.study.profile import unprofiled_tpot_ms
 from perfbook.study.tuning.screen import BASELINE, Prediction, Screened, predict, screen
@@ -44,8 +44,6 @@ class Screening:
 def no_screen(desk: Desk, served: Served) -> str:
     """Why the all-reduce cannot be screened here; empty when it can."""
     gpus = len(desk.hardware.gpus())
-    if desk.variant.server.base_url is not None:
-        return "the server was not started here: its devices are its owner's"
     if served.ranks == 1:
         return "not applicable: one rank sums nothing over others"
     if gpus == 0:
@@ -68,10 +66,17 @@ def measure_devices(desk: Desk, progress: Callable[[str], None]) -> Screening:
     """Stop the server where that is needed, and measure what needs the devices free.
 
     An idle server does not disturb bandwidth and products; it is stopped for the all-reduce screen, whose ranks need
-    the GPUs' memory, and where settings are relaunched afterwards anyway.
+    the GPUs' memory, and where settings are relaunched afterwards anyway. An attached server is stopped and started
+    again by its owner's commands, where they are allowed.
     """
-    served = bench.served_model(desk.variant, desk.hardware)
-    reason = no_screen(desk, served)
+    with owner.devices_freed(desk, progress) as kept:
+        return _measure_devices(desk, kept, progress)
+
+
+def _measure_devices(desk: Desk, kept: str, progress: Callable[[str], None]) -> Screening:
+    """``kept``: why an attached server goes on holding its devices; empty when they are free, or ours to free."""
+    served = bench.served_model(owner.described(desk), desk.hardware)
+    reason = kept or no_screen(desk, served)
     plan = desk.variant.tuning
     to_screen = {name: dict(one.env) for name, one in plan.settings.items() if is_screened(one)}
     skipped = reason or ("" if to_screen else "no setting changes NCCL")
@@ -79,7 +84,7 @@ def measure_devices(desk: Desk, progress: Callable[[str], None]) -> Screening:
         progress("stopping the server")
         process.stop(desk.run)
     progress("memory bandwidth and matrix products")
-    measured = bench.measure(desk, served)
+    measured = f"Not measured: {kept}." if kept else bench.measure(desk, served, freed=True)
     screened: dict[str, Screened] = {}
     if not reason:
 
