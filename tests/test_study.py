@@ -11,7 +11,8 @@ from perfbook.study import doubts, single_stream, sweep, verify
 from perfbook.study.conclusion import hold_targets
 from perfbook.study.doubts import group_reasons
 from perfbook.study.prompts import numbered
-from perfbook.study.sweep.view import burst_in_words, slo_in_words, slo_rule, unusable_in_words
+from perfbook.study.sweep.measure import BUDGET_SPENT, PRECISE, precise
+from perfbook.study.sweep.view import burst_in_words, skipped_in_words, slo_in_words, slo_rule, unusable_in_words
 
 PARIS = Question(ask="Capital of France?", expect=["Paris"])
 
@@ -193,6 +194,18 @@ def test_an_invalid_cell_is_shown_and_decides_nothing() -> None:
     assert len(got.cells) == 4
     with pytest.raises(MeasurementFailed, match="9 of 10 requests failed"):
         sweep.analyse([broken], seed=1, max_num_seqs=None)
+
+
+def test_repeats_end_when_they_would_tell_nothing() -> None:
+    """Student's t for three values: 4.303 x 0.1 / sqrt(3) = 0.248 around 10, so 2.48 %."""
+    assert not precise([10.0, 10.0], 2.0)  # two values agree by chance
+    assert precise([9.9, 10.0, 10.1], 2.5)
+    assert not precise([9.9, 10.0, 10.1], 2.4)
+    cells = [{"why": BUDGET_SPENT}] * 2 + [{"why": PRECISE}]
+    assert skipped_in_words(cells) == (
+        " Planned cells that were not measured: 2, the time budget was spent; 1, known precisely enough."
+    )
+    assert skipped_in_words([]) == ""
 
 
 def test_no_throughput_at_all() -> None:

@@ -178,6 +178,9 @@ class Sweep(Section):
     requests_per_stream: Count = Field(4, description="waves per cell; the first and last do not count as plateau")
     repeats: Count = Field(3, description="measurements of each cell, in shuffled blocks")
     slo: Slo = Field(Slo(), description="limits that make a request count as goodput")
+    precision_pct: Positive | None = Field(
+        None, description="repeat a cell no more once its mean throughput is known to this, either way (95 %)"
+    )
     time_budget_s: Positive | None = Field(None, description="stop repeating when this is spent")
 
     @model_validator(mode="after")

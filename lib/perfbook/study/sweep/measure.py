@@ -7,35 +7,58 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from perfbook import stats
 from perfbook.desk import Desk
 from perfbook.errors import ServerFailed
+from perfbook.figures.cells import throughput_tok_s
 from perfbook.params import Slo, Sweep
+from perfbook.study import doubts
 
 NOTEBOOK = "04_sweep"
+SERVER_FAILED, BUDGET_SPENT, PRECISE = "the server failed", "the time budget was spent", "known precisely enough"
 
 
 def measure(desk: Desk, progress: Callable[[str], None]) -> None:
     """Measure every cell, block after block; one record per cell, and one that says what was skipped and why.
 
-    Every cell gets prompts of its own, distinct from their first cache block on. When the server dies the sweep ends
-    there, and what was measured stays.
+    Every cell gets prompts of its own, distinct from their first cache block on. The first block is always measured;
+    repeats end with the time budget, or for a cell whose throughput is known precisely enough. When the server dies the
+    sweep ends there, and what was measured stays.
     """
     plan = desk.variant.sweep
     began, skipped, ended = time.monotonic(), [], None
+    rates: dict[int, list[float]] = {}
     with desk.measuring():
         for order, (repeat, concurrency) in enumerate(_schedule(plan, desk.variant.workload.seed)):
             spent = time.monotonic() - began
-            late = repeat > 0 and plan.time_budget_s is not None and spent > plan.time_budget_s
-            if late or ended:
-                skipped.append({"concurrency": concurrency, "repeat": repeat})
-                continue
-            progress(f"block {repeat + 1} of {plan.repeats}, {concurrency} streams")
-            try:
-                _measure_cell(desk, order, repeat, concurrency, progress)
-            except ServerFailed as error:
-                skipped.append({"concurrency": concurrency, "repeat": repeat})
-                ended = str(error)
+            why = ""
+            if ended:
+                why = SERVER_FAILED
+            elif repeat > 0 and plan.time_budget_s is not None and spent > plan.time_budget_s:
+                why = BUDGET_SPENT
+            elif plan.precision_pct is not None and precise(rates.get(concurrency, ()), plan.precision_pct):
+                why = PRECISE
+            if not why:
+                progress(f"block {repeat + 1} of {plan.repeats}, {concurrency} streams")
+                try:
+                    summary = _measure_cell(desk, order, repeat, concurrency, progress)
+                except ServerFailed as error:
+                    why, ended = SERVER_FAILED, str(error)
+                else:
+                    rate = throughput_tok_s(summary)
+                    if rate is not None and doubts.usable([summary]):
+                        rates.setdefault(concurrency, []).append(rate)
+            if why:
+                skipped.append({"concurrency": concurrency, "repeat": repeat, "why": why})
     desk.record("sweep_skipped", {"cells": skipped, "time_budget_s": plan.time_budget_s, "ended": ended})
+
+
+def precise(rates_tok_s: Sequence[float], precision_pct: float) -> bool:
+    """Whether repeats agree so well that more would tell nothing: half the 95 % interval of their mean (pure)."""
+    if len(rates_tok_s) < 3:
+        return False
+    half_width_pct = stats.mean_interval(rates_tok_s, "tok_s").half_width_pct
+    return half_width_pct is not None and half_width_pct <= precision_pct
 
 
 def _schedule(plan: Sweep, seed: int) -> Iterator[tuple[int, int]]:
@@ -47,7 +70,9 @@ def _schedule(plan: Sweep, seed: int) -> Iterator[tuple[int, int]]:
         yield from ((repeat, concurrency) for concurrency in block)
 
 
-def _measure_cell(desk: Desk, order: int, repeat: int, concurrency: int, progress: Callable[[str], None]) -> None:
+def _measure_cell(
+    desk: Desk, order: int, repeat: int, concurrency: int, progress: Callable[[str], None]
+) -> dict[str, Any]:
     plan = desk.variant.sweep
     count, key = concurrency * plan.requests_per_stream, f"{concurrency}/{repeat}"
     prompts = desk.prompts(plan.prompt_tokens, count + 1, desk.variant.workload.seed + 1000 * order)
@@ -68,6 +93,7 @@ def _measure_cell(desk: Desk, order: int, repeat: int, concurrency: int, progres
         "reconciliation": cell.reconciliation,
     }
     desk.record_cell("sweep_cell", cell, values, key=key)
+    return cell.summary
 
 
 def server_side(reconciliation: Sequence[Mapping[str, Any]], duration_s: float | None) -> dict[str, float | None]:

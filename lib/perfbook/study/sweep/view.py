@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from perfbook import figures, stats
 from perfbook.desk import Desk, Verdict
 from perfbook.figures import Figure
@@ -212,7 +216,16 @@ def conclude(desk: Desk, sweep: Sweep) -> Verdict:
             records=[record],
         )
     slo = f" {sweep.slo.sentence}" if sweep.slo else ""
-    return desk.conclude(f"{failed}{knee.sentence} {limit.sentence}{slo}{doubt}")
+    return desk.conclude(f"{failed}{knee.sentence} {limit.sentence}{slo}{skipped_in_words(skipped['cells'])}{doubt}")
+
+
+def skipped_in_words(cells: Sequence[Mapping[str, Any]]) -> str:
+    """`` Planned cells that were not measured: 3, the time budget was spent.``, to follow a verdict; else empty."""
+    reasons = Counter(str(cell["why"]) for cell in cells)
+    if not reasons:
+        return ""
+    said = "; ".join(f"{number}, {why}" for why, number in reasons.items())
+    return f" Planned cells that were not measured: {said}."
 
 
 def unusable_in_words(sweep: Sweep) -> str:
