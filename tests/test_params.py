@@ -92,7 +92,36 @@ def test_set_overrides_and_is_validated(tmp_path: Path) -> None:
         ),
         (
             "variant: v\nserver:\n  base_url: localhost:8000\n",
-            "demo.yaml:2: server: base_url 'localhost:8000' is not a http:// or https:// address",
+            "demo.yaml:2: server: base_url 'localhost:8000' is not a http:// or https:// address "
+            "such as http://gpu-box:8000/v1",
+        ),
+        (
+            "variant: v\nserver:\n  base_url: http://h:99999\n",
+            "demo.yaml:2: server: base_url 'http://h:99999' is not a http:// or https:// address: "
+            "Port out of range 0-65535",
+        ),
+        (
+            "variant: v\nserver:\n  base_url: 'http://[::1'\n",
+            "demo.yaml:2: server: base_url 'http://[::1' is not a http:// or https:// address: Invalid IPv6 URL",
+        ),
+        *(
+            (
+                f"variant: v\nserver:\n  base_url: '{odd}'\n",
+                f"demo.yaml:2: server: base_url {odd!r} is not a http:// or https:// address such as "
+                "http://gpu-box:8000/v1",
+            )
+            for odd in (
+                "http://h:0",
+                "http://my box:8000",
+                "http://h:8000/v1?key=1",
+                "http://h#v1",
+                "https://",
+                "ftp://h",
+            )
+        ),
+        (
+            "variant: v\nserver:\n  base_url: http://me:secret@h:99999/\n",
+            "demo.yaml:2: server: base_url carries credentials; put the key in a variable and name it in api_key_env",
         ),
         (
             "variant: v\nserver:\n  base_url: http://me:secret@h/\n",

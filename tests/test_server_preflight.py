@@ -12,7 +12,7 @@ import pytest
 from perfbook.errors import BadInput
 from perfbook.params import Variant, make_variant
 from perfbook.record.devices import Gpu
-from perfbook.server import catalog, preflight
+from perfbook.server import catalog, ports, preflight
 from perfbook.server.catalog import Answer, Option
 from perfbook.server.checkpoint import Checkpoint, check_checkpoint, read_checkpoint
 from perfbook.server.flags import check_flags, groups, retired
@@ -316,12 +316,39 @@ def test_things_that_are_allowed_are_pointed_out(monkeypatch: pytest.MonkeyPatch
         )
     )
     assert levels(problems, "warning") == [
+        "0.0.0.0 can be reached from other machines",
         "the checkpoint's own Python code will run",
         "/no/lib.so does not exist",
-        "0.0.0.0 can be reached from other machines",
         "'no-such-program-x' is not a program here",
     ]
     assert levels(preflight.check(make(api_key_env="NO_SUCH_KEY")), "error") == ["the variable NO_SUCH_KEY is not set"]
+
+
+@pytest.mark.usefixtures("no_engine")
+@pytest.mark.parametrize("port", [0, 1])
+@pytest.mark.parametrize(
+    ("host", "errors", "warnings"),
+    [
+        ("127.0.0.1", [], []),
+        ("127.0.0.7", [], []),
+        ("localhost", [], []),
+        ("::1", [], []),
+        ("0.0.0.0", [], ["0.0.0.0 can be reached from other machines"]),
+        ("::", [], [":: can be reached from other machines"]),
+        ("", [], ["every network can be reached from other machines"]),
+        ("nope.invalid", ["'nope.invalid' is no address"], []),
+        ("[::1]", ["'[::1]' is no address"], []),
+        ("a" * 64 + ".example", [f"'{'a' * 64}.example' is no address"], []),
+        ("127.0.0.1:8000", ["'127.0.0.1:8000' is no address"], []),
+        ("http://127.0.0.1", ["'http://127.0.0.1' is no address"], []),
+        ("192.0.2.1", ["192.0.2.1 cannot be bound"], ["192.0.2.1 can be reached from other machines"]),
+    ],
+)
+def test_address_to_bind(monkeypatch: pytest.MonkeyPatch, host: str, port: int, errors: list[str], warnings: list[str]):
+    monkeypatch.setattr(ports, "is_free", lambda host, port, free=ports.is_free: free(host, 0))  # 1 is for root only
+    problems = preflight.check(make(host=host, port=port))
+    assert levels(problems, "error") == errors
+    assert levels(problems, "warning") == warnings
 
 
 @pytest.mark.usefixtures("no_engine")
@@ -342,4 +369,15 @@ def test_attached_server_that_is_not_there():
     variant = make_variant({"variant": "v", "server": {"base_url": "http://127.0.0.1:1"}}, "test")
     problems = preflight.check(variant)
     assert levels(problems, "error") == ["the server cannot be used"]
+    for url, why in (
+        ("http://nope.invalid:8000", "http://nope.invalid:8000/v1/models: nobody knows a host of this name"),
+        (
+            f"http://{'a' * 64}.example",
+            f"http://{'a' * 64}.example/v1/models: the request cannot be sent; is the address right, "
+            "and the key plain text?",
+        ),
+        ("http://[::1]:1", "http://[::1]:1/v1/models: connection refused"),
+    ):
+        unreachable = make_variant({"variant": "v", "server": {"base_url": url}}, "test")
+        assert [one.why for one in preflight.check(unreachable) if one.level == "error"] == [why]
     assert "arguments, environment, devices and memory of the server" in levels(problems, "skipped")

@@ -7,6 +7,7 @@ passes through :class:`Variant`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -44,6 +45,19 @@ def _name_of_variable(name: str) -> str:
 
 EnvName = Annotated[str, AfterValidator(_name_of_variable)]
 EnvText = Annotated[str, BeforeValidator(_text_of_scalar)]
+
+
+def _check_address(text: str) -> None:
+    """ValueError where a text cannot be a server's address."""
+    if "@" in text:  # first of all: no message may show what stands before it
+        raise ValueError("base_url carries credentials; put the key in a variable and name it in api_key_env")
+    try:
+        url = urlsplit(text)
+        usable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError as error:  # brackets that do not close, a port out of range
+        raise ValueError(f"base_url {text!r} is not a http:// or https:// address: {error}") from None
+    if not usable or re.search(r"[\s\x00-\x1f]", text) or url.query or url.fragment:
+        raise ValueError(f"base_url {text!r} is not a http:// or https:// address such as http://gpu-box:8000/v1")
 
 
 class Section(BaseModel):
@@ -98,11 +112,7 @@ class Server(Section):
         if (self.model is None) == (self.base_url is None):
             raise ValueError("give either model (perfbook starts the server) or base_url (attach to one)")
         if self.base_url is not None:
-            url = urlsplit(self.base_url)
-            if url.scheme not in ("http", "https") or not url.hostname:
-                raise ValueError(f"base_url {self.base_url!r} is not a http:// or https:// address")
-            if url.username or url.password:
-                raise ValueError("base_url carries credentials; put the key in a variable and name it in api_key_env")
+            _check_address(self.base_url)
             if self.args or self.env:
                 raise ValueError("args and env belong to a server that perfbook starts; base_url attaches to one")
         return self

@@ -198,7 +198,9 @@ class Endpoints:
         except requests.RequestException as error:
             raise Unreachable(f"{self.base_url}{path}: {_reason(error)}") from None
         except ValueError:
-            raise ServerFailed(f"{self.base_url}{path}: the request cannot be sent; is the key plain text?") from None
+            raise ServerFailed(
+                f"{self.base_url}{path}: the request cannot be sent; is the address right, and the key plain text?"
+            ) from None
 
 
 def _reason(error: requests.RequestException) -> str:
@@ -210,5 +212,7 @@ def _reason(error: requests.RequestException) -> str:
     if isinstance(error, requests.exceptions.ConnectTimeout | requests.exceptions.ReadTimeout):
         return "no answer in time"
     if isinstance(error, requests.exceptions.ConnectionError):
+        if "Failed to resolve" in str(error):
+            return "nobody knows a host of this name"
         return "connection refused" if "refused" in str(error) else "cannot connect"
     return type(error).__name__

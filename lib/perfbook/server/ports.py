@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from dataclasses import dataclass
 
@@ -32,24 +33,47 @@ def listeners(port: int) -> list[Listener]:
     return [Listener(pid, tree.title(pid) if pid else "") for pid in sorted(found, key=lambda pid: pid or 0)]
 
 
+def address(host: str) -> tuple[socket.AddressFamily, str]:
+    """Family and number of an address to bind, as a server finds them; the first where a name has several.
+
+    Raises
+    ------
+    OSError
+        No such name, or not a name at all.
+    """
+    try:
+        found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError:
+        raise OSError(f"{host!r} is not a host name") from None
+    return found[0][0], str(found[0][4][0])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there; False for a name that nobody knows."""
+    try:
+        return ipaddress.ip_address(address(host)[1].partition("%")[0]).is_loopback
+    except OSError:
+        return False
+
+
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there now."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
+    """Whether a server could listen there now; with port 0, whether the address is one of this machine's."""
+    try:
+        family, number = address(host)
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((number, port))
             probe.listen(1)
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True
 
 
 def free_port(host: str) -> int:
-    """A port that is free now."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    """A port that is free now; OSError where the address is not one of this machine's."""
+    family, number = address(host)
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
+        probe.bind((number, 0))
         return int(probe.getsockname()[1])
 
 

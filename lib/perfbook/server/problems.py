@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,3 +32,17 @@ class Problem:
     def __str__(self) -> str:
         """One line."""
         return f"{self.where}: {self.what}; {self.why}; {self.do}"
+
+
+def render_text(problems: Sequence[Problem]) -> str:
+    """The list for a terminal of 80 columns."""
+    if not problems:
+        return "nothing found: the launch should work\n"
+    lines = []
+    for problem in problems:
+        lines += textwrap.wrap(f"{problem.level:<8} {problem.what}", 80, subsequent_indent=" " * 9)
+        for label, text in (("where", problem.where), ("why", problem.why), ("do", problem.do)):
+            lines += textwrap.wrap(f"{'':<9}{label + ':':<7}{text}", 80, subsequent_indent=" " * 16)
+    counts = {level: sum(one.level == level for one in problems) for level in ("error", "warning", "skipped")}
+    lines.append(f"{counts['error']} errors, {counts['warning']} warnings, {counts['skipped']} not checked")
+    return "\n".join(lines) + "\n"

@@ -27,10 +27,11 @@ from perfbook.server.endpoints import Endpoints
 from perfbook.server.handle import ServerHandle, api_key, handle_of
 from perfbook.server.interrupts import Interrupts
 from perfbook.server.launch import build_command, build_environment, local_model, own_environment, stand_in
+from perfbook.server.leftovers import MARK_FILE
 from perfbook.server.loading import Loading
 from perfbook.server.log import first_error
 from perfbook.server.state import ServerState
-from perfbook.server.stop import MARK_FILE, stop_known, stop_run
+from perfbook.server.stop import stop_known, stop_run
 
 _LOOK_S = 0.25
 _ASK_S = 1.0
@@ -243,7 +244,10 @@ def _died(log: Path, loading: Loading) -> str:
 
 def _port(host: str, port: int) -> int:
     if port == 0:
-        return ports.free_port(host)
+        try:
+            return ports.free_port(host)
+        except OSError as error:
+            raise BadInput(f"server.host: {host!r} is not an address of this machine ({error.strerror})") from None
     if ports.is_free(host, port):
         return port
     holders = ports.listeners(port)

@@ -9,7 +9,6 @@ never hit.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import time
@@ -24,16 +23,14 @@ from perfbook.record.run import Run
 from perfbook.server import ports, state, tree
 from perfbook.server.endpoints import Endpoints
 from perfbook.server.launch import MARK
+from perfbook.server.leftovers import SHM, abandoned, remove
 from perfbook.server.state import ServerState
 from perfbook.server.tree import Process
 
-MARK_FILE = ".perfbook"
 PROFILING = ".profiling"
-_SHM = Path("/dev/shm")
 _KILLED_WITHIN_S = 10.0
 _PROFILE_S = 60.0
 _SHOWN = 3
-_FAMILIAR = ("psm_", "sem.mp-", "vllm", "nccl-", "torch_", "__KMP_REGISTERED_LIB_")
 
 
 @dataclass(frozen=True)
@@ -185,9 +182,9 @@ def _finish(run: Run, known: ServerState, report: StopReport, begun: float) -> S
     foreign = [f"port {known.port}: {one}" for one in ports.listeners(known.port) if one.pid not in pids]
     removed: list[str] = []
     if not alive:
-        removed, not_removed = _remove(known)
+        removed, not_removed = remove(known)
         left += not_removed
-    foreign += [str(_SHM / name) for name in _abandoned() if str(_SHM / name) not in left]
+    foreign += [str(SHM / name) for name in abandoned() if str(SHM / name) not in left]
     with suppress(OSError):
         (run.path / PROFILING).unlink(missing_ok=True)
     if not left:
@@ -201,60 +198,10 @@ def _finish(run: Run, known: ServerState, report: StopReport, begun: float) -> S
     )
 
 
-def _remove(known: ServerState) -> tuple[list[str], list[str]]:
-    """Remove the temporary folder (only with our mark in it) and shared memory that nobody alive uses."""
-    removed: list[str] = []
-    left: list[str] = []
-    folder = Path(known.tmpdir)
-    if (folder / MARK_FILE).is_file() and (folder / MARK_FILE).read_text() == known.mark:
-        shutil.rmtree(folder, ignore_errors=True)
-        (left if folder.exists() else removed).append(str(folder))
-    numbers = {one.pid for one in known.tree if tree.process(one.pid) is None}
-    names = {*known.shared_memory, *(name for name in _familiar() if _openmp_owner(name) in numbers)}
-    if names:
-        for name in sorted(names - _in_use()):
-            path = _SHM / name
-            try:
-                if path.is_symlink() or path.stat().st_uid != os.getuid():
-                    continue
-                path.unlink()
-            except FileNotFoundError:
-                continue
-            except OSError:
-                left.append(str(path))
-            else:
-                removed.append(str(path))
-    return removed, left
-
-
 def _note(run: Run, known: ServerState) -> None:
     """Write down what is known; stopping goes on where that fails."""
     with suppress(OSError):
         state.write(run.path, known)
-
-
-def _openmp_owner(name: str) -> int | None:
-    """The process number in the name of the file that Intel's OpenMP runtime registers itself with."""
-    number = name.removeprefix("__KMP_REGISTERED_LIB_").partition("_")[0]
-    return int(number) if name.startswith("__KMP_") and number.isdigit() else None
-
-
-def _familiar() -> list[str]:
-    """Files under /dev/shm of the kinds that servers leave."""
-    return sorted(path.name for path in _SHM.glob("*") if path.name.startswith(_FAMILIAR))
-
-
-def _abandoned() -> list[str]:
-    """Those of them that no living process uses."""
-    found = _familiar()
-    used = _in_use() if found else set()
-    return [name for name in found if name not in used]
-
-
-def _in_use() -> set[str]:
-    """Files under /dev/shm that somebody alive uses."""
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return tree.shared_memory(one for pid in pids if (one := tree.process(pid)) is not None)
 
 
 def _grace(run: Run) -> float:

@@ -99,7 +99,7 @@ class Endpoint:
         """Look the host up once, before anything is timed; with several addresses, the first that answers."""
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # a label of more than 63 letters is none
             raise ServerFailed(f"host {self.host!r} cannot be resolved: {error}; check base_url") from None
         for family, kind, proto, _, address in found[:-1]:
             with socket.socket(family, kind, proto) as probe:

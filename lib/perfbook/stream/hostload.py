@@ -94,7 +94,7 @@ def is_this_host(host: str) -> bool:
     """Whether a name or an address is this machine's."""
     try:
         addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
-    except OSError:
+    except (OSError, UnicodeError):
         return False
     if any(ipaddress.ip_address(a.split("%")[0]).is_loopback for a in addresses):
         return True
