@@ -125,14 +125,16 @@ def step_breakdown(phases: Sequence[Mapping[str, Any]], *, device: bool = True, 
     )
 
 
-def timeline(step: Mapping[str, Any], *, rehearsed: bool = False) -> Figure:
-    """One step as it ran: a row per stream, a bar per kernel.
+def timeline(step: Mapping[str, Any], *, device: bool = True, rehearsed: bool = False) -> Figure:
+    """One step as it ran: a row per stream, a bar per kernel; or a row per thread, a bar per stretch of an operator.
 
     Parameters
     ----------
     step : mapping
         ``label``, ``duration_ms`` and ``events``: mappings with ``start_ms`` (from the step's start),
         ``duration_ms``, ``category`` and ``stream``.
+    device : bool
+        Whether a device's kernels were traced, or operators on the host.
     rehearsed : bool
         Stamp the figure as a rehearsal.
     """
@@ -173,11 +175,14 @@ def timeline(step: Mapping[str, Any], *, rehearsed: bool = False) -> Figure:
             )
     busy_ms = _union_ms([(event["start_ms"], event["duration_ms"]) for event in events])
     busy = units.percent(100 * busy_ms / step["duration_ms"])
+    what, rows, covered = ("kernel", "stream", "busy") if device else ("operator", "thread", "operators traced")
+    bars = units.count(len(events), what) if device else f"{len(events)} stretches of operators"
     alt = (
-        f"Timeline of one step ({step['label']}): {len(events)} kernels on {len(streams)} streams in "
-        f"{units.quantity(step['duration_ms'], 'ms')}, busy {busy} of it."
+        f"Timeline of one step ({step['label']}): {bars} on {units.count(len(streams), rows)} in "
+        f"{units.quantity(step['duration_ms'], 'ms')}, {covered} {busy} of it."
     )
-    return style.finish(figure, alt, f"One step as it ran: {step['label']}. White: nothing ran.", rehearsed=rehearsed)
+    white = "nothing ran" if device else "outside of the traced operators"
+    return style.finish(figure, alt, f"One step as it ran: {step['label']}. White: {white}.", rehearsed=rehearsed)
 
 
 def _step_ms(phase: Mapping[str, Any]) -> float:

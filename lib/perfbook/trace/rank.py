@@ -79,8 +79,13 @@ class RankTrace:
 
 def summarise_file(path: Path, rules: Sequence[Rule] = ()) -> list[RankTrace]:
     """Read a trace file and reduce it; an Nsight Systems export may hold several ranks."""
-    traces = read_nsys(path) if is_sqlite(path) else [read_trace(path)]
+    traces = read_file(path)
     return [summarise(traces.pop(0), rules) for _ in range(len(traces))]  # popped, so that each can be freed in time
+
+
+def read_file(path: Path) -> list[Trace]:
+    """The traces in a file of either kind."""
+    return read_nsys(path) if is_sqlite(path) else [read_trace(path)]
 
 
 def attempt(path: Path, rules: Sequence[Rule] = ()) -> list[RankTrace] | BadInput:

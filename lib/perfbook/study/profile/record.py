@@ -1,9 +1,4 @@
-"""06: where does a decode step go?
-
-The profiler runs for a bounded number of engine steps while a cell decodes, after a warm-up, and never inside a
-measured cell: it slows the server. Every profile is therefore set beside the unprofiled time per token at the same
-concurrency.
-"""
+"""Taking profiles: a bounded number of engine steps each, recorded with the inflation that profiling causes."""
 
 from __future__ import annotations
 
@@ -11,20 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from perfbook import figures, trace
+from perfbook import trace
 from perfbook.desk import Desk, Verdict
 from perfbook.errors import BadInput, ServerFailed
-from perfbook.figures import Figure
 from perfbook.figures.cells import statistic
-from perfbook.report.table import Column, Note, Table
 from perfbook.study import owner
 from perfbook.trace import TraceReport
 from perfbook.trace.compare import Inflation
 from perfbook.units import count, number, quantity
 
-NOTEBOOK = "06_profiler_breakdown"
 TRACES = "*.pt.trace.json*"
 STOP_TIMEOUT_S = 1800.0  # writing the traces of eight ranks takes many minutes
 
@@ -164,74 +155,6 @@ def top_sentence(profile: Profile) -> str:
         f"At {count(profile.concurrency, 'stream')} {top.category} is {number(100 * top.share_of_step)} % of a "
         f"{profile.phase} step: {number(top.calls_per_step)} calls, {quantity(top.ms_per_step, 'ms', 4)}"
         f" (all kernels together {number(100 * phase.busy_share)} %)."
-    )
-
-
-def breakdown_table(profile: Profile) -> Table:
-    """Milliseconds, shares and calls per category of one phase."""
-    phase = profile.report.phases[profile.phase]
-    busy = "busy" if any(rank.gpu_events for rank in profile.report.ranks) else "traced operators"
-    rows = [
-        (part.category, part.ms_per_step, 100 * part.share, 100 * part.share_of_step, part.calls_per_step)
-        for part in phase.categories
-    ]
-    return Table(
-        [
-            "category", Column("time per step", "ms", digits=4), Column("of device time", "pct"),
-            Column("of the step", "pct"), Column("calls per step"),
-        ],
-        rows,
-        caption=f"{profile.phase.capitalize()} step at {profile.streams}: {phase.steps} steps, mean "
-        f"{quantity(phase.step_mean_ms, 'ms')}, {busy} {number(100 * phase.busy_share)} % "
-        f"(mean over {count(len(profile.report.ranks), 'rank')})",
-    )  # fmt: skip
-
-
-def kernel_table(profile: Profile, most: int = 12) -> Table:
-    """The kernels (or operators) that take most of the time."""
-    phase = profile.report.phases[profile.phase]
-    rows = [
-        (part.name[:90], part.category, part.ms_per_step, 100 * part.share, part.calls_per_step)
-        for part in phase.kernels[:most]
-    ]
-    return Table(
-        [
-            "kernel",
-            "category",
-            Column("time per step", "ms", digits=4),
-            Column("of device time", "pct"),
-            Column("calls per step"),
-        ],
-        rows,
-        caption=f"The {len(rows)} longest of {len(phase.kernels)} kernels at {count(profile.concurrency, 'stream')}",
-    )
-
-
-def breakdown_figure(desk: Desk, profiles: Sequence[Profile]) -> Figure | Note:
-    """One stacked bar per phase and profile."""
-    bars: list[dict[str, Any]] = []
-    for profile in profiles:
-        for name, phase in profile.report.to_json()["phases"].items():
-            if name != "all" or len(profile.report.phases) == 1:
-                bars.append({"label": f"{name}, {count(profile.concurrency, 'stream')}", **phase})
-    if not bars:
-        return Note("Nothing was profiled.")
-    device = any(rank.gpu_events for profile in profiles for rank in profile.report.ranks)
-    return desk.figure("step_breakdown", figures.step_breakdown(bars, device=device, rehearsed=desk.run.rehearsed))
-
-
-def warnings_table(profiles: Sequence[Profile]) -> Table | Note:
-    """What the traces say about their own reliability."""
-    ranks: dict[tuple[int, str], list[str]] = {}
-    for profile in profiles:
-        for rank in profile.report.to_json()["ranks"]:
-            for warning in rank["warnings"]:
-                ranks.setdefault((profile.concurrency, warning), []).append(str(rank["rank"]))
-    rows = [(streams, ", ".join(which), warning) for (streams, warning), which in ranks.items()]
-    return (
-        Table(["streams", "ranks", "warning"], rows, caption="Read with care")
-        if rows
-        else Note("The traces raise no warning.")
     )
 
 
