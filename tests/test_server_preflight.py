@@ -351,6 +351,15 @@ def test_address_to_bind(monkeypatch: pytest.MonkeyPatch, host: str, port: int, 
     assert levels(problems, "warning") == warnings
 
 
+def test_a_free_port_is_none_that_a_connection_could_take_before_the_server_does():
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    found = {ports.free_port("127.0.0.1") for _ in range(20)}
+    assert all(not low <= port <= high and ports.is_free("127.0.0.1", port) for port in found)
+    assert len(found) > 10  # two that start at once do not choose the same
+    with pytest.raises(OSError, match="Cannot assign requested address"):
+        ports.free_port("192.0.2.1")
+
+
 @pytest.mark.usefixtures("no_engine")
 @pytest.mark.parametrize("key", ["port", "host", "model", "served_model_name"])
 def test_options_that_have_their_own_key(key: str):

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from perfbook.desk import Desk
@@ -83,9 +84,9 @@ def wait_for(condition: object, timeout_s: float = 20.0) -> None:
 
 
 def settled(run: Run) -> list[tree.Process]:
-    """The tree once all three of it are there and have made their shared memory."""
+    """API server, engine core and worker, once all three of it are there and have made their shared memory."""
     wait_for(lambda: len(members(run)) == 3 and len(tree.shared_memory(members(run))) == 2)
-    return members(run)
+    return sorted(members(run), key=lambda one: len(psutil.Process(one.pid).parents()))  # numbers may have wrapped
 
 
 # --- the normal way ---------------------------------------------------------------------------------------------------
@@ -455,6 +456,23 @@ def test_foreign_shared_memory_is_listed_and_untouched():
         assert foreign.exists()
     finally:
         foreign.unlink()
+
+
+def test_openmp_file_of_an_earlier_owner_of_a_number_is_not_ours():
+    """Numbers are reused; the runtime's file of a killed process stays, and is older than the newcomer."""
+    newcomer = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    file = SHM / f"__KMP_REGISTERED_LIB_{newcomer.pid}_7"
+    try:
+        one = tree.process(newcomer.pid)
+        assert one is not None
+        file.write_text("x")
+        assert tree.shared_memory([one]) == {file.name}
+        os.utime(file, (time.time() - 60, time.time() - 60))
+        assert tree.shared_memory([one]) == set()
+    finally:
+        newcomer.kill()
+        newcomer.wait()
+        file.unlink()
 
 
 def test_temporary_folder_without_our_mark_is_not_removed(tmp_path: Path):

@@ -49,7 +49,8 @@ class Owned:
         tuned = {"settings": {"ll": {"env": {"NCCL_PROTO": "LL"}}}}
         variant = make_variant({"variant": "theirs", "server": server, "tuning": tuned}, "test")
         run = Run.start(variant)
-        commands.run_command(variant, "start", run)
+        if not self.up():
+            commands.run_command(variant, "start", run)
         return Desk(notebook, variant, run)
 
     def up(self) -> bool:

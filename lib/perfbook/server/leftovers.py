@@ -22,8 +22,11 @@ def remove(known: ServerState) -> tuple[list[str], list[str]]:
     if (folder / MARK_FILE).is_file() and (folder / MARK_FILE).read_text() == known.mark:
         shutil.rmtree(folder, ignore_errors=True)
         (left if folder.exists() else removed).append(str(folder))
-    numbers = {one.pid for one in known.tree if tree.process(one.pid) is None}
-    names = {*known.shared_memory, *(name for name in _familiar() if _openmp_owner(name) in numbers)}
+    gone = [one for one in known.tree if tree.process(one.pid) is None]
+    names = {
+        *known.shared_memory,
+        *(path.name for one in gone for path in tree.openmp_files(one.pid) if one.made(path)),
+    }
     if names:
         for name in sorted(names - _in_use()):
             path = SHM / name
@@ -38,12 +41,6 @@ def remove(known: ServerState) -> tuple[list[str], list[str]]:
             else:
                 removed.append(str(path))
     return removed, left
-
-
-def _openmp_owner(name: str) -> int | None:
-    """The process number in the name of the file that Intel's OpenMP runtime registers itself with."""
-    number = name.removeprefix("__KMP_REGISTERED_LIB_").partition("_")[0]
-    return int(number) if name.startswith("__KMP_") and number.isdigit() else None
 
 
 def _familiar() -> list[str]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
+import random
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
 from perfbook.server import tree
+
+_FIRST = 10_000  # below it services have their numbers
+_TRIES = 50
 
 
 @dataclass(frozen=True)
@@ -70,11 +75,29 @@ def is_free(host: str, port: int) -> bool:
 
 
 def free_port(host: str) -> int:
-    """A port that is free now; OSError where the address is not one of this machine's."""
+    """A port that is free now, and that no outgoing connection takes until the server binds it, many seconds later.
+
+    So it lies outside of the range from which the system gives connections theirs; within it where nothing else is
+    free. OSError where the address is not one of this machine's.
+    """
     family, number = address(host)
+    given = _given_to_connections()
+    outside = [port for port in range(_FIRST, 65536) if port not in given]
+    for port in random.SystemRandom().sample(outside, min(_TRIES, len(outside))):
+        if is_free(host, port):
+            return port
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind((number, 0))
         return int(probe.getsockname()[1])
+
+
+def _given_to_connections() -> range:
+    """The system's range for the near end of outgoing connections (ip(7), ip_local_port_range)."""
+    try:
+        low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    except (OSError, ValueError):
+        low, high = 32768, 60999
+    return range(low, high + 1)
 
 
 def reachable(host: str) -> str:

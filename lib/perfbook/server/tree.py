@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from pathlib import Path
 _PROC = Path("/proc")
 _children: dict[int, subprocess.Popen[bytes]] = {}
 _GONE = frozenset("ZXx")
+_CLOCK_SLACK_S = 2.0
 
 
 @dataclass(frozen=True, order=True)
@@ -36,6 +37,13 @@ class Process:
         """Whether this very process still runs; a zombie does not, nor does a newcomer with its number."""
         now = _stat(self.pid)
         return now is not None and now.start_ticks == self.start_ticks and now.state not in _GONE
+
+    def made(self, path: Path) -> bool:
+        """Whether a file that carries this number can be this process's: one of an earlier owner is older."""
+        try:
+            return path.stat().st_mtime >= _booted_s() + self.start_ticks / os.sysconf("SC_CLK_TCK") - _CLOCK_SLACK_S
+        except OSError:
+            return False
 
     def send(self, number: signal.Signals) -> bool:
         """Signal this very process, through a descriptor; False when it is gone."""
@@ -162,8 +170,18 @@ def shared_memory(processes: Iterable[Process]) -> set[str]:
                     target = str(link.readlink())
                     if target.startswith("/dev/shm/") and not target.endswith(" (deleted)"):
                         found.add(target.removeprefix("/dev/shm/"))
-        found |= {path.name for path in Path("/dev/shm").glob(f"__KMP_REGISTERED_LIB_{one.pid}_*")}
+        found |= {path.name for path in openmp_files(one.pid) if one.made(path)}
     return found
+
+
+def openmp_files(pid: int) -> Iterator[Path]:
+    """What Intel's OpenMP runtime registers itself with: files that nobody holds open, named by the process."""
+    return Path("/dev/shm").glob(f"__KMP_REGISTERED_LIB_{pid}_*")
+
+
+def _booted_s() -> float:
+    """When the machine started, in seconds since the epoch."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def resident_bytes(processes: Iterable[Process]) -> int:
