@@ -104,7 +104,8 @@ def test_a_busy_server_is_not_stopped(owned: Owned) -> None:
 
 def test_a_server_on_another_host_frees_nothing_here(owned: Owned) -> None:
     """Neither by name, nor behind a tunnel: its port is still held after it was stopped."""
-    desk = owned.desk(stop=["true"])
+    assert owned.desk().server().alive()
+    desk = owned.desk(stop=["true"], start=["true"])
     with owner.devices_freed(desk, silent) as kept:
         assert f"its port is still held by pid {listeners(owned.port)[0].pid}" in kept
     server = desk.variant.server.model_copy(update={"base_url": "http://192.0.2.7:8000"})
