@@ -162,6 +162,22 @@ def test_one_launch_replays_a_graph_on_two_streams_after_its_annotation(tmp_path
     assert decode.idle.host_ms == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(("inner", "counted"), [(100.0, 4), (950.0, 9)])
+def test_an_annotation_inside_another_is_no_step_but_one_that_reaches_beyond_it_is(
+    tmp_path: Path, inner: float, counted: int
+) -> None:
+    """The host prepares the next step while one is open: both count. A draft model's range inside one does not."""
+    events = [e | {"dur": 900.0} if e["cat"] == "user_annotation" else e for e in steps()]
+    events += [host("user_annotation", DECODE, 1440.0 + 1000 * i, inner) for i in range(5)]
+    # the second half's launch moves behind the second annotation
+    events = [
+        e | {"ts": e["ts"] + 415} if e["args"].get("correlation", 1) % 2 == 0 and e["pid"] == 9 else e for e in events
+    ]
+    phase = analyse([written(tmp_path, text(events))]).phases["decode"]
+    assert phase.steps == counted
+    assert phase.device_ms * phase.steps == pytest.approx(4 * 0.6 + (0.2 if counted == 9 else 0))
+
+
 def test_durations_below_zero_and_events_twice_in_one_place(tmp_path: Path) -> None:
     bad = [kernel(3000.0, -5.0, GEMM, 7, 1), kernel(3000.0, float("nan"), GEMM, 7, 1)]
     report = analyse([written(tmp_path, text([*steps(), *bad]))])

@@ -7,6 +7,7 @@ import json
 import random
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,35 @@ def test_transfer_and_skew_come_apart(steps: list[StepLaw]) -> None:
         assert collective.skew_us == pytest.approx(waits, abs=1e-9)
         assert collective.slowest_rank == min(waits, key=lambda r: (round(waits[r], 9), r))
     assert sizes <= {True, False}
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(laws(), st.integers(1, 4), st.integers(0, 2**32))
+def test_damaged_durations_drawn_at_random_are_left_out_and_said(steps: list[StepLaw], wanted: int, seed: int) -> None:
+    rng = random.Random(seed)
+    whole = [replace(s, kernels=tuple(replace(k, wait_ns=()) for k in s.kernels)) for s in steps * 3]
+    broken = [list(s.kernels) for s in whole]
+    places = [
+        (i, j) for i, s in enumerate(whole[:-6]) for j, k in enumerate(s.kernels) if k.stream == MAIN_STREAM and i > 0
+    ]
+    for i, j in rng.sample(places, min(wanted, len(places))):
+        broken[i][j] = replace(broken[i][j], recorded_ns=rng.randint(10**10, 10**12))
+    damaged = [replace(s, kernels=tuple(k)) for s, k in zip(whole, broken, strict=True)]
+    clean, report = written(whole, ranks=1), written(damaged, ranks=1)
+    count = sum(k.recorded_ns is not None for s in damaged for k in s.kernels)
+    assert any(w.startswith(f"{count} of ") and "is not counted" in w for w in report.ranks[0].warnings)
+    for name, phase in clean.phases.items():
+        found = report.phases[name]
+        assert found.steps == phase.steps
+        assert (found.step_mean_ms, found.step_p99_ms) == pytest.approx((phase.step_mean_ms, phase.step_p99_ms))
+        calls = {p.category: p.calls_per_step for p in phase.categories}
+        assert {p.category: p.calls_per_step for p in found.categories} == calls
+        lost_ms = 0.0
+        for i, s in enumerate(damaged):
+            step = report.ranks[0].steps[i]
+            if name in ("all", step.phase) and (name == "all" or not step.set_aside):
+                lost_ms += sum(k.dur_ns for k in s.kernels if k.recorded_ns is not None) / 1e6
+        assert found.device_ms * found.steps == pytest.approx(phase.device_ms * phase.steps - lost_ms, rel=1e-9)
 
 
 def simple(steps: int = 8, graph: bool = True, **change: int) -> list[StepLaw]:

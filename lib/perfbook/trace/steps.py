@@ -156,10 +156,10 @@ def _annotated(trace: Trace) -> list[Step]:
         steps: list[Step] = []
         for i in np.flatnonzero(wanted[marks.name]):
             start, name = int(marks.start_ns[i]), int(marks.name[i])
-            if steps and start < steps[-1].end_ns:
+            end = start + int(marks.dur_ns[i])
+            if steps and start < steps[-1].end_ns and end <= steps[-1].end_ns:
                 continue
             phase, requests, tokens = said[name] or (None, None, None)
-            end = start + int(marks.dur_ns[i])
             steps.append(Step(trace.names[name], start, end, phase, requests, tokens))
         return steps
     return []
