@@ -1,18 +1,20 @@
 """How fast, in how much memory, and how right traces are read: perfbook beside its peers, in one run.
 
 ``python bench/trace_speed.py`` makes traces of a known law (tensor-parallel decode with custom all-reduces), sets up
-the peers in an environment of their own, runs every subject in a process of its own and prints a table with ratios. A
-line of JSON ends the output. ``--large`` adds 2 GB of text, ``--mb`` and ``--ranks`` set the sizes.
+the peers in an environment of their own, runs every subject in a process of its own and prints a table with ratios;
+then a trace ten times as large, and eight ranks at once. A line of JSON ends the output. It takes a few minutes on two
+cores; ``--mb 20 --large-mb 200`` is a quick look.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
+import importlib
 import json
 import os
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -23,9 +25,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PEERS = ("HolisticTraceAnalysis==0.5.0", "pandas<3", "perfetto==0.59.1")
-FULL_MB, LARGE_MB, RANK_MB = 187, 2000, 60
-TIMEOUT_S = 580
+PEERS = ("HolisticTraceAnalysis==0.5.0", "pandas<3", "perfetto==0.59.1", "openpyxl", "orjson", "tqdm")
+TRACELENS = "git+https://github.com/AMD-AGI/TraceLens@171dd74721ca1ec45709e5805b68ae1f65e27811"  # in no registry
+FULL_MB, LARGE_MB = 187, 2000
+TIMEOUT_S = 90
 LAYER = (
     ("void vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>", 4_000),
     ("nvjet_tst_64x16_64x16_4x1_v_bz_TNT", 30_000),
@@ -80,20 +83,34 @@ def perfetto(path: Path) -> float:
         return float(next(iter(processor.query(query))).share)
 
 
-SUBJECTS: dict[str, Callable[[Path], float]] = {
-    "perfbook": perfbook,
-    "hta": hta,
-    "json+pandas": json_pandas,
-    "perfetto": perfetto,
+def tracelens(path: Path) -> float:
+    """TraceLens: its tree of the trace and its GPU timeline."""
+    from TraceLens import TreePerfAnalyzer
+
+    timeline = TreePerfAnalyzer.from_file(str(path), include_unlinked_kernels=True).get_df_gpu_timeline()
+    ms = dict(zip(timeline["type"], timeline["time ms"], strict=True))
+    return float(ms["total_comm_time"] / ms["busy_time"])
+
+
+SUBJECTS: dict[str, tuple[str, Callable[[Path], float]]] = {
+    "perfbook": ("perfbook.trace", perfbook),
+    "hta": ("hta.trace_analysis", hta),
+    "tracelens": ("TraceLens", tracelens),
+    "json+pandas": ("pandas", json_pandas),
+    "perfetto": ("perfetto.trace_processor", perfetto),
 }
 
 
 def one(name: str, path: Path) -> None:
-    """Run a subject here and print what it took."""
+    """Run a subject here and print what it took, once imported."""
+    module, analyse = SUBJECTS[name]
+    importlib.import_module(module)
     began = time.perf_counter()
-    share = SUBJECTS[name](path)
+    share = analyse(path)
     seconds = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    # Not ru_maxrss: a process inherits that from whoever started it.
+    status = Path("/proc/self/status").read_text()
+    peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
     print(json.dumps({"seconds": seconds, "peak_mb": peak, "communication_share": share}))
 
 
@@ -110,15 +127,22 @@ def measure(python: Path | str, name: str, path: Path) -> dict[str, Any]:
     return result
 
 
-def peers_python() -> Path:
-    """The interpreter of the peers' environment, made where it is missing."""
+def peers_python(tracelens_source: str) -> Path:
+    """The interpreter of the peers' environment, made where it is missing; TraceLens only where it can be had."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "perfbook" / "bench-trace"
     python = cache / "bin" / "python"
-    stamp = cache / "peers.txt"
-    if not stamp.is_file() or stamp.read_text() != "\n".join(PEERS):
+    stamp, wanted = cache / "peers.txt", "\n".join([*PEERS, tracelens_source])
+    if not stamp.is_file() or stamp.read_text() != wanted:
+        print("setting up the peers", flush=True)
         venv.create(cache, with_pip=True, clear=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", *PEERS], check=True)
-        stamp.write_text("\n".join(PEERS))
+        install = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+        subprocess.run([*install, *PEERS], check=True, timeout=300)
+        # Without its dependencies: this part of it needs none of the large ones.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                [*install, "--no-deps", tracelens_source], stderr=subprocess.DEVNULL, timeout=60, check=False
+            )
+        stamp.write_text(wanted)
     return python
 
 
@@ -144,16 +168,17 @@ def write_trace(path: Path, megabytes: float, rank: int = 0, ranks: int = 1) -> 
     return size, communicating / sum(k.dur_ns for k in kernels)
 
 
-def compare(folder: Path, megabytes: float) -> dict[str, dict[str, Any]]:
-    """Every subject on one trace."""
+def compare(folder: Path, megabytes: float, python: Path) -> dict[str, dict[str, Any]]:
+    """Every subject on one trace; ``python`` has the peers."""
     path = folder / "full_rank0.json.gz"
     size, truth = write_trace(path, megabytes)
-    python = peers_python()
     print(f"{size / 1e6:.0f} MB of JSON, gzip; true communication share {100 * truth:.2f} %")
     print(f"{'subject':<14}{'seconds':>9}{'x perfbook':>12}{'peak MB':>9}{'communication':>15}")
     results: dict[str, dict[str, Any]] = {}
     for name in SUBJECTS:
         found = results[name] = measure(sys.executable if name == "perfbook" else python, name, path)
+        if "error" in found and name == "perfbook":
+            sys.exit(found["error"])
         if "error" in found:
             print(f"{name:<14}{'-':>9}  {found['error']}")
             continue
@@ -168,6 +193,8 @@ def scale(folder: Path, megabytes: float, base: dict[str, Any], base_mb: float) 
     path = folder / "large_rank0.json.gz"
     size, _ = write_trace(path, megabytes)
     found = measure(sys.executable, "perfbook", path)
+    if "error" in found:
+        sys.exit(f"{size / 1e6:.0f} MB: {found['error']}")
     found["time_per_mb_ratio"] = found["seconds"] / (size / 1e6) / (base["seconds"] / base_mb)
     found["memory_ratio"] = found["peak_mb"] / base["peak_mb"]
     print(
@@ -204,19 +231,20 @@ def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one", nargs=2, metavar=("SUBJECT", "FILE"), help=argparse.SUPPRESS)
-    parser.add_argument("--mb", type=float, default=FULL_MB, help="text of the trace all subjects read (%(default)s)")
+    parser.add_argument("--mb", type=float, default=FULL_MB, help="text of one rank's trace (%(default)s)")
+    parser.add_argument("--large-mb", type=float, default=LARGE_MB, help="text of a large one (%(default)s)")
     parser.add_argument("--ranks", type=int, default=8, help="ranks read in parallel (%(default)s)")
-    parser.add_argument("--large", action="store_true", help=f"also {LARGE_MB} MB of text (minutes)")
+    parser.add_argument("--tracelens", default=TRACELENS, help="where pip finds TraceLens: a checkout, say")
     asked = parser.parse_args()
     if asked.one:
         one(asked.one[0], Path(asked.one[1]))
         return
+    python = peers_python(asked.tracelens)
     with tempfile.TemporaryDirectory(prefix="perfbook-bench-") as name:
         folder = Path(name)
-        results: dict[str, Any] = {"subjects": compare(folder, asked.mb)}
-        if asked.large:
-            results["large"] = scale(folder, LARGE_MB, results["subjects"]["perfbook"], asked.mb)
-        results["parallel"] = parallel(folder, asked.ranks, RANK_MB)
+        subjects = compare(folder, asked.mb, python)
+        large = scale(folder, asked.large_mb, subjects["perfbook"], asked.mb)
+        results = {"subjects": subjects, "large": large, "parallel": parallel(folder, asked.ranks, asked.mb)}
     print(json.dumps(results))
 
 
