@@ -15,8 +15,10 @@ from perfbook.record.devices import Gpu
 from perfbook.server import catalog, ports, preflight
 from perfbook.server.catalog import Answer, Option
 from perfbook.server.checkpoint import Checkpoint, check_checkpoint, read_checkpoint
+from perfbook.server.engine import _parse_problem
 from perfbook.server.flags import check_flags, groups, retired
 from perfbook.server.problems import Problem
+from perfbook.server.surroundings import check_devices
 from perfbook.server.variables import check_conf_files, check_variables, nccl_variables
 
 
@@ -125,6 +127,33 @@ def test_misspelt_abbreviated_doubled_and_swallowed():
     assert (deprecated.level, deprecated.do) == ("warning", "use: the variable VLLM_LOGGING_CONFIG_PATH")
 
 
+def test_an_option_that_a_later_version_drops_is_warned_of_while_it_is_there():
+    there = Answer(version="0.32.0", options=(option("--disable-cascade-attn", nargs=0),))
+    [problem] = check_flags({"disable-cascade-attn": True}, there)
+    assert (problem.level, problem.what) == ("warning", "--disable-cascade-attn is deprecated")
+    assert (problem.why, problem.do) == ("still there in vLLM 0.32.0, removed in 0.33", "use: remove it")
+
+
+@pytest.mark.parametrize(
+    ("message", "where", "why"),
+    [
+        ("argument --seed: invalid int value: 'x'", "server.args.seed", "invalid int value: 'x'"),
+        (
+            "argument --compilation-config/-cc: 1 validation error for CompilationConfig\nlevel\n"
+            "  Unexpected keyword argument [type=unexpected_keyword_argument, input_value=3, input_type=int]\n"
+            "    For further information visit https://errors.pydantic.dev/2.14/v/unexpected_keyword_argument",
+            "server.args.compilation-config",
+            "level: Unexpected keyword argument",
+        ),
+        ("the following arguments are required: x", "server.args", "the following arguments are required: x"),
+    ],
+)
+def test_the_parsers_words_become_one_line(message: str, where: str, why: str):
+    problem = _parse_problem(message)
+    assert (problem.where, problem.why) == (where, why)
+    assert "\n" not in str(problem)
+
+
 def test_groups_keep_options_and_their_values_together():
     assert groups({"seed": 1, "gone": None, "sizes": [1, 2], "conf": {"x": 1}, "O": 2}) == [
         ["--seed", "1"],
@@ -195,6 +224,21 @@ def test_nccl_conf_files_are_seen():
 LLAMA = {"num_attention_heads": 9, "max_position_embeddings": 8192}
 CARD = Gpu(0, "RTX PRO 6000", 96 * 2**30, 0, (12, 0), ())
 OLD_CARD = Gpu(0, "A100", 80 * 2**30, 0, (8, 0), ())
+
+
+def in_use(*gpus: Gpu, **args: Any) -> list[tuple[str, str, str]]:
+    return [(one.level, one.what, one.why) for one in check_devices(gpus, args) if one.level != "skipped"]
+
+
+def test_gpus_that_others_hold():
+    full = Gpu(3, "RTX PRO 6000", 96 * 2**30, 90 * 2**30, (12, 0), (4711, 4712))
+    some = Gpu(0, "RTX PRO 6000", 96 * 2**30, 2 * 2**30, (12, 0), (4711,))
+    ghost = Gpu(1, "RTX PRO 6000", 96 * 2**30, 60 * 2**30, (12, 0), ())
+    assert in_use(CARD) == []
+    assert in_use(full) == [("error", "GPU 3 is in use", "pid 4711, pid 4712; 6.0 of 96.0 GiB are free")]
+    assert in_use(some) == [("warning", "GPU 0 is in use", "pid 4711; 94.0 of 96.0 GiB are free")]
+    assert in_use(ghost)[0][2] == "a process that the driver does not name; 36.0 of 96.0 GiB are free"
+    assert in_use(ghost, **{"gpu-memory-utilization": 0.3}) == []
 
 
 def model(config: dict[str, Any], *, size: int = 10**9, quantisation: dict[str, Any] | None = None) -> Checkpoint:

@@ -15,6 +15,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+
 from perfbook import paths
 from perfbook.errors import BadInput, OutOfOrder, ServerFailed
 from perfbook.figures import Figure
@@ -30,6 +32,7 @@ from perfbook.server import process
 from perfbook.server.launch import local_model
 from perfbook.server.liveness import Watch
 from perfbook.server.process import ServerHandle
+from perfbook.server.telemetry import energy_per_token_j
 from perfbook.stream.cell import Cell, with_reasons
 from perfbook.stream.client import Endpoint
 from perfbook.stream.load import measure as measure_cell
@@ -214,7 +217,9 @@ class Desk:
             if watch.failed:
                 process.condemn(self.run, str(error))
             raise
-        cell.details["telemetry"] = telemetry.summary
+        tokens = sum(pc.sum(rows["output_tokens"]).as_py() or 0 for rows in (cell.warmup, cell.requests))
+        per_token_j = energy_per_token_j(telemetry.summary, tokens)
+        cell.details["telemetry"] = {**telemetry.summary, "energy_per_token_j": per_token_j}
         doubts = telemetry.summary["suspect"]
         return with_reasons(cell, "suspect", doubts) if doubts else cell
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,12 @@ def check_engine(
 
 def _parse_problem(message: str) -> Problem:
     """argparse's ``argument --x: invalid …`` with the key in its place."""
+    message = re.sub(r"1 validation error for \w+\s+([\w.]+)\s+(.*?) \[type=.*", r"\1: \2", message, flags=re.S)
     named, colon, reason = message.removeprefix("argument ").partition(": ")
-    flag = named.split("/")[0].lstrip("-")
-    where = f"server.args.{flag}" if message.startswith("argument ") and colon else "server.args"
-    return Problem("error", "vLLM refuses a value", where, reason if colon else message, "correct the value")
+    if not (message.startswith("argument ") and colon):
+        return Problem("error", "vLLM refuses a value", "server.args", message, "correct the value")
+    where = f"server.args.{named.split('/')[0].lstrip('-')}"
+    return Problem("error", "vLLM refuses a value", where, reason, "correct the value")
 
 
 def downloaded(model: str) -> bool:

@@ -96,11 +96,12 @@ def _shape(key: str, value: Any, option: Option, answer: Answer) -> Iterator[Pro
             "error", f"{option.flags[0]} takes no value", where,
             f"{value!r} would be taken for the model's name", "set it to true, or leave it out",
         )  # fmt: skip
-    if option.deprecated:
-        fate = retired()["flags"].get(option.flags[0].lstrip("-"), {})
+    fate = retired()["flags"].get(option.flags[0].lstrip("-"), {})
+    if option.deprecated or fate:
+        when = f"in {fate['gone']}" if "gone" in fate else "later"
         yield Problem(
             "warning", f"{option.flags[0]} is deprecated", where,
-            f"still there in vLLM {answer.version}, {fate.get('fate', 'on its way out')} later",
+            f"still there in vLLM {answer.version}, {fate.get('fate', 'on its way out')} {when}",
             f"use: {fate['instead']}" if fate else "see vLLM's release notes",
         )  # fmt: skip
 

@@ -31,7 +31,7 @@ class Problem:
 
     def __str__(self) -> str:
         """One line."""
-        return f"{self.where}: {self.what}; {self.why}; {self.do}"
+        return " ".join(f"{self.where}: {self.what}; {self.why}; {self.do}".split())
 
 
 def render_text(problems: Sequence[Problem]) -> str:
