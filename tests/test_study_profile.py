@@ -15,6 +15,7 @@ from perfbook.record.run import Run
 from perfbook.rehearsal.kineto import Kernel, StepLaw, decode_annotation, write_profile
 from perfbook.report.table import Note, Table
 from perfbook.study import profile as study
+from perfbook.study.profile.record import concurrencies
 from perfbook.trace import analyse, one_step
 from test_trace_nsys import export
 
@@ -78,6 +79,16 @@ def test_a_profile_whose_traces_are_gone_is_not_compared_with(desk: Desk) -> Non
     now = another_run()
     (said,) = study.changes(now, [profiled(now, law(30_000))])
     assert isinstance(said, Note) and "No earlier profile" in said
+
+
+def test_profiles_are_taken_at_one_stream_and_at_the_knee(desk: Desk) -> None:
+    assert concurrencies(desk) == [1]
+    desk.run.append("04_sweep", "sweep", {"knee_concurrency": None})
+    assert concurrencies(desk) == [1]
+    desk.run.append("04_sweep", "sweep", {"knee_concurrency": 64})
+    assert concurrencies(desk) == [1, 64]
+    stated = make_variant({**desk.variant.sections(), "profile": {"concurrency": [2, 8]}}, "test")
+    assert concurrencies(Desk(desk.notebook, stated, desk.run)) == [2, 8]
 
 
 def test_the_timeline_is_the_median_step(desk: Desk) -> None:

@@ -203,7 +203,9 @@ class Sweep(Section):
 class Profile(Section):
     """06: profiler traces."""
 
-    concurrency: list[Count] = Field([1], description="one trace at each", min_length=1)
+    concurrency: list[Count] | None = Field(
+        None, description="one trace at each; default: at 1 and at the knee that 04 found", min_length=1
+    )
     iterations: Count = Field(20, description="engine steps in the trace")
     output_tokens: Count = Field(64, description="length of the answers while tracing")
 

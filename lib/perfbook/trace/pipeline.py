@@ -105,6 +105,8 @@ def _numbered(ranks: list[RankTrace]) -> tuple[list[RankTrace], list[str]]:
 def _unsplit(ranks: Sequence[RankTrace], found: Mapping[str, Phase]) -> list[str]:
     """Why collectives are not split into transfer and waiting, where they are not."""
     unsplit = [n for n, p in found.items() if n != ALL and any(c.transfer_us is None for c in p.collectives)]
+    if not any(phase.collectives for phase in found.values()):
+        return []
     if len(ranks) == 1:
         return ["one rank: the time of a collective cannot be split into transfer and waiting for other ranks"]
     if not unsplit and (set(found) != {ALL} or all(c.transfer_us is not None for c in found[ALL].collectives)):

@@ -42,14 +42,13 @@ class Profile:
 
 def record_traces(desk: Desk, progress: Callable[[str], None]) -> list[Profile]:
     """Take and analyse one profile per concurrency; empty, with a finding, where the profiler is not armed."""
-    plan = desk.variant.profile
     server = desk.server()
     if not server.endpoints.can_profile():
         desk.find("no_profiler", evidence="the server's list of routes has no /start_profile")
         return []
     profiles = []
     with desk.measuring():
-        for concurrency in plan.concurrency:
+        for concurrency in concurrencies(desk):
             progress(count(concurrency, "stream"))
             files = take(desk, concurrency)
             if not files:
@@ -64,6 +63,15 @@ def record_traces(desk: Desk, progress: Callable[[str], None]) -> list[Profile]:
             profiles.append(Profile(concurrency, files, report, _inflation(report, desk, concurrency)))
             _record(desk, profiles[-1])
     return profiles
+
+
+def concurrencies(desk: Desk) -> list[int]:
+    """Where to profile: as the parameters say, else at one stream and at the knee, where 04 found one."""
+    if desk.variant.profile.concurrency is not None:
+        return list(desk.variant.profile.concurrency)
+    sweep = desk.run.record("sweep")
+    knee = sweep["knee_concurrency"] if sweep else None
+    return sorted({1, knee or 1})
 
 
 def take(desk: Desk, concurrency: int) -> tuple[Path, ...]:
@@ -151,10 +159,11 @@ def top_sentence(profile: Profile) -> str:
     """``At 1 stream all_reduce is 51.5 % of a decode step: 122 calls, 11.17 ms (all kernels together 98 %).``"""
     phase = profile.report.phases[profile.phase]
     top = max(phase.categories, key=lambda part: part.ms_per_step)
+    work = "all kernels" if any(rank.gpu_events for rank in profile.report.ranks) else "all traced operators"
     return (
         f"At {count(profile.concurrency, 'stream')} {top.category} is {number(100 * top.share_of_step)} % of a "
         f"{profile.phase} step: {number(top.calls_per_step)} calls, {quantity(top.ms_per_step, 'ms', 4)}"
-        f" (all kernels together {number(100 * phase.busy_share)} %)."
+        f" ({work} together {number(100 * phase.busy_share)} %)."
     )
 
 
