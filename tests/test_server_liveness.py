@@ -91,6 +91,11 @@ def test_a_sweep_ends_with_the_reason_and_keeps_what_it_has() -> None:
     [skipped] = run.records("sweep_skipped")
     assert [(cell["concurrency"], cell["repeat"]) for cell in skipped["cells"]] == [(2, 0)]
     assert skipped["ended"].startswith("the server is hung")
+    said = repr(sweep.conclude(desk, sweep.load(desk)))
+    assert said.startswith("The sweep ended early: the server is hung: requests are out and no engine step for ")
+    titles = [one["title"] for one in findings.current(run)]
+    assert "The server failed during the sweep: 1 cells were not measured" in titles
+    assert not [title for title in titles if title.startswith("Nothing usable")]
 
 
 def test_an_engine_that_dies_in_a_measured_cell() -> None:

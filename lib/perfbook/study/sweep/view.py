@@ -152,7 +152,7 @@ def conclude(desk: Desk, sweep: Sweep) -> Verdict:
     if skipped["ended"]:
         failed = f"The sweep ended early: {skipped['ended'].partition(';')[0]}. {failed}"
         desk.find("sweep_ended", count=len(skipped["cells"]), evidence=skipped["ended"], records=[record])
-    if failed:
+    if sweep.unusable:
         desk.find(
             "cells_failed",
             streams=_streams(sweep.unusable),
