@@ -3,6 +3,8 @@ used again. Real servers: the stand-in, which has faults on request, and vLLM it
 
 from __future__ import annotations
 
+import gzip
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -141,6 +143,21 @@ def test_a_front_end_that_hangs_is_dead_after_three_polls(monkeypatch: pytest.Mo
             progress=stop_at_first_sign,
         )  # fmt: skip
     assert process.stop(run, grace_s=0.5).clean
+
+
+def test_a_profile_that_is_being_taken_is_ended_before_its_server() -> None:
+    """The traces are whole, and the note that a profile runs is gone."""
+    variant, run = rehearsed()
+    desk = Desk("06_profiler_breakdown", variant, run)
+    handle = desk.server()
+    handle.endpoints.start_profile(iterations=10)
+    assert (run.path / ".profiling").exists()
+    measure(desk)
+    assert process.stop(run).clean
+    assert not (run.path / ".profiling").exists()
+    [written] = (run.path / "traces").iterdir()
+    with gzip.open(written) as file:
+        assert json.load(file)["traceEvents"]
 
 
 # --- the real one -----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from perfbook.cli import call
 from perfbook.desk import Desk
 from perfbook.errors import BadInput, ServerFailed
 from perfbook.params import Variant, make_variant
@@ -210,6 +211,25 @@ def test_stop_everything_reports_only_what_was_there():
     process.start(variants[0], runs[0])
     reports = process.stop_everything(runs)
     assert [report.run for report in reports] == [runs[0].name]
+
+
+def test_stop_from_the_command_line_finds_what_any_run_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    runs = [Run.start(make("silent")), Run.start(make())]
+    for run in runs:
+        begun = starter(run)
+        wait_for(lambda run=run: (known := state.read(run.path)) is not None and len(known.tree) == 3)
+        begun.kill()
+        begun.communicate()
+    assert call(["stop"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"{run.name}: stopped in " in out for run in runs)
+    assert call(["stop"]) == 0
+    assert capsys.readouterr().out == "no server of ours is running\n"
+    monkeypatch.setattr(process, "stop_everything", lambda runs: [process.StopReport("v/1", left=("pid 7 (x)",))])
+    assert call(["stop"]) == 1
+    assert "could not be removed: pid 7 (x)" in capsys.readouterr().out
 
 
 # --- the fault table --------------------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ def stop(
         _print(str(report))
     if not reports:
         _print("no server of ours is running")
-    return 0
+    return 0 if all(report.clean for report in reports) else 1
 
 
 @app.command()
