@@ -112,7 +112,7 @@ def test_as_a_process_without_a_reader() -> None:
     assert done.stderr == ""
 
 
-def test_a_terminal_that_lacks_a_character_gets_the_rest() -> None:
+def test_a_terminal_that_lacks_a_character_gets_the_rest(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "perfbook", "log", "/nowhere/é"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "1"}
     done = subprocess.run(command, capture_output=True, check=False, timeout=60, env=environment)
@@ -120,11 +120,20 @@ def test_a_terminal_that_lacks_a_character_gets_the_rest() -> None:
         2,
         b"perfbook: /nowhere/\\xe9: cannot be read (No such file or directory)\n",
     )
-    # the table of a cell has a µ in its header
-    command = [sys.executable, "-m", "perfbook", *LOAD, "--concurrency", "1"]
+    banner = "Initializing a V1 LLM engine (v0.32.0) with config: model='/models/µ', dtype=torch.bfloat16"
+    (tmp_path / "server.log").write_text(f"INFO 12-01 10:00:00 [core.py:1] {banner}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "perfbook", "log", str(tmp_path / "server.log")]
     done = subprocess.run(command, capture_output=True, check=False, timeout=60, env=environment)
-    assert done.returncode == 1
-    assert b"client \\xb5s/token" in done.stdout
+    assert done.returncode == 0
+    assert b"/models/\\xb5" in done.stdout
+
+
+def test_a_json_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file, said in ((tmp_path / "none" / "x.json", "there is no folder"), (tmp_path, "cannot be written")):
+        assert call([*LOAD, "--concurrency", "1", "--json", str(file)]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_every_command_is_in_the_readme() -> None:

@@ -305,6 +305,9 @@ def test_the_command_measures_a_sweep_of_a_strict_server_and_writes_its_tables(t
     assert report.measured
     assert [c["ok"] for c in report.to_json()["cells"]] == [4, 4]
     assert report.to_json()["schema"] == 1
+    assert report.noise is not None
+    assert report.noise.concurrency == 2
+    assert report.to_json()["null_run"]["outside_interval"] == 0
     assert json.loads(json.dumps(report.to_json(), allow_nan=False)) == report.to_json()
     assert pq.read_table(tmp_path / "out" / "requests.parquet")["cell"].to_pylist() == ["c1"] * 4 + ["c2"] * 4
     assert pq.read_table(tmp_path / "out" / "events.parquet").num_rows == 24
@@ -312,6 +315,8 @@ def test_the_command_measures_a_sweep_of_a_strict_server_and_writes_its_tables(t
     assert (exported["completed"], exported["max_concurrency"]) == (4, 2)
     text = report.render_text()
     assert "approximate" in text
+    assert "the client's own error at 2 streams (null run" in text
+    assert max(map(len, text.splitlines()[:4])) <= 80
     assert "refused stream_options.continuous_usage_stats, ignore_eos and min_tokens" in text
 
 
@@ -321,4 +326,6 @@ def test_the_command_says_when_nothing_was_measured():
     with serving(lambda sock, body: fault(sock, body, "http_503")) as endpoint:
         report = run_load(LoadRequest(endpoint.base_url, "m", [2], 3, 3, deadlines=QUICK))
     assert not report.measured
+    assert report.noise is None
     assert "http_503 3" in report.render_text()
+    assert "starved" not in report.render_text()  # nothing came: the client had nothing to be late for

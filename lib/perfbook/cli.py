@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.exceptions import TyperException
@@ -33,7 +33,23 @@ app = typer.Typer(
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a parameter; VALUE is YAML.")
 ]
-Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write JSON to FILE; - is standard output.")]
+
+
+def _writable(file: str | None) -> str | None:
+    """Refuse a file that cannot be written before anything is measured, not after."""
+    if file is not None and file != "-":
+        path, folder = Path(file), Path(file).parent
+        if not folder.is_dir():
+            raise BadInput(f"--json {file}: there is no folder {folder}; make it, or write elsewhere")
+        if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+            raise BadInput(f"--json {file}: cannot be written; choose another file")
+    return file
+
+
+Json = Annotated[
+    str | None,
+    typer.Option("--json", metavar="FILE", help="Write JSON to FILE; - is standard output.", callback=_writable),
+]
 
 
 @app.command()
@@ -84,11 +100,17 @@ def load(
     warmup: Annotated[int, typer.Option(min=0, help="Requests before each cell, not counted.")] = 1,
     workers: Annotated[int, typer.Option(min=1, help="Client processes.")] = 1,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of each prompt.")] = 128,
+    endpoint: Annotated[Literal["chat", "completions"], typer.Option(help="Which endpoint.")] = "chat",
     api_key_env: Annotated[str | None, typer.Option(metavar="NAME", help="Variable that holds the API key.")] = None,
+    connect_timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until a connection stands.")] = 10.0,
+    first_byte_timeout: Annotated[float, typer.Option(min=0.001, help="Seconds from request to first byte.")] = 600.0,
+    stall_timeout: Annotated[float, typer.Option(min=0.001, help="Seconds between two reads.")] = 120.0,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for a whole request.")] = 3600.0,
     json_file: Json = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the two tables.")] = None,
 ) -> int:
     """Measure any OpenAI-compatible server without a notebook."""
+    from perfbook.stream.endpoint import Deadlines
     from perfbook.study.load import LoadRequest, run_load
 
     request = LoadRequest(
@@ -103,6 +125,8 @@ def load(
         prompt_tokens=prompt_tokens,
         api_key=read_secret(api_key_env, "--api-key-env") if api_key_env else None,
         out=out,
+        deadlines=Deadlines(connect_timeout, first_byte_timeout, stall_timeout, timeout),
+        kind=endpoint,
     )
     report = run_load(request, progress=_say)
     _deliver(report.to_json(), report.render_text(), json_file)

@@ -135,13 +135,6 @@ def null_run(
     return floor(cell, truth, sent, tick_ms)
 
 
-def null_run_for(cell: Cell, *, seconds: float = 2.0, relay: bool = False, processes: int = 1) -> NoiseFloor:
-    """The null run at a measured cell's concurrency and token distance, for about ``seconds``."""
-    tick_ms = max(1.0, cell.summary["gap_ms"]["p50"] or 10.0)
-    tokens = max(10, int(seconds * 1e3 / tick_ms))
-    return null_run(cell.summary["concurrency"], tick_ms=tick_ms, tokens=tokens, relay=relay, processes=processes)
-
-
 def floor(cell: Cell, truth: dict[str, Any], relayed: timing.Ints | None, tick_ms: float) -> NoiseFloor:
     """Hold every arrival of a null cell against its truth.
 

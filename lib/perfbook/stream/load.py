@@ -30,6 +30,9 @@ from perfbook.stream.workload import Prompt, RequestShape
 
 __all__ = ["Cell", "Deadlines", "Endpoint", "measure"]
 
+MUTE_S = 5.0
+"""From here on the progress line says that the server sends nothing; a long prefill does not, either."""
+
 
 def measure(
     endpoint: Endpoint,
@@ -123,7 +126,8 @@ def measure(
 
     def heard(done: int, after_s: float, silent_s: float, what: str = f"{requests} requests") -> str | None:
         if progress is not None:
-            progress(f"{name}: {done} of {what} after {after_s:.1f} s")
+            mute = f", no byte for {silent_s:.0f} s" if silent_s >= MUTE_S else ""
+            progress(f"{name}: {done} of {what} after {after_s:.1f} s{mute}")
         reason = watch(silent_s) if watch is not None else None
         ended.extend([] if reason is None or ended else [reason])
         return reason

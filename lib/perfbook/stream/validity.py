@@ -146,7 +146,8 @@ def judge(seen: Evidence) -> Validity:
         where.append(f"{failed} of {seen.requests} requests failed ({classes})")
     if seen.server_restarted:
         invalid.append("the server's counters fell during the cell: it was restarted")
-    _judge_client(seen, suspect)
+    if seen.tokens:
+        _judge_client(seen, suspect)
     _judge_server(seen, suspect, failed)
     _judge_work(seen, suspect)
     verdict = "invalid" if invalid else "suspect" if suspect else "valid"

@@ -7,18 +7,20 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from perfbook.errors import BadInput
+from perfbook.errors import BadInput, MeasurementFailed
 from perfbook.server.endpoints import Endpoints
+from perfbook.stream.calibrate import NoiseFloor
 from perfbook.stream.cell import Cell
 from perfbook.stream.endpoint import Deadlines, Endpoint
 from perfbook.stream.export import vllm_bench_result
 from perfbook.stream.load import measure
 from perfbook.stream.workload import RequestShape, ServerTokenizer, exact_prompts
+from perfbook.study import noise
 from perfbook.units import number, percent
 
 
@@ -26,6 +28,7 @@ from perfbook.units import number, percent
 class LoadRequest:
     """What to measure: one cell per concurrency, each of ``requests`` after ``warmup`` more.
 
+    ``kind`` is the endpoint. ``deadlines`` end a request that takes longer.
     ``seed`` makes the prompts repeatable; without one they are new each time, so that a server that was
     measured before cannot answer from its prefix cache. ``out`` gets ``requests.parquet``, ``events.parquet``
     and per cell ``vllm-bench-<cell>.json``."""
@@ -43,14 +46,16 @@ class LoadRequest:
     out: Path | None = None
     seed: int | None = None
     deadlines: Deadlines | None = None
+    kind: Literal["chat", "completions"] = "chat"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """The cells, and notes on what was approximated or left out."""
+    """The cells, notes on what was approximated or left out, and the client's own error at the most streams."""
 
     cells: list[Cell]
     notes: list[str]
+    noise: NoiseFloor | None = None
 
     @property
     def measured(self) -> bool:
@@ -59,17 +64,26 @@ class LoadReport:
 
     def to_json(self) -> dict[str, Any]:
         """Schema 1; plain numbers, null where there is none."""
-        return {"schema": 1, "cells": [cell.summary for cell in self.cells]}
+        return {
+            "schema": 1,
+            "cells": [cell.summary for cell in self.cells],
+            "null_run": self.noise.as_dict() if self.noise else None,
+            "notes": self.notes,
+        }
 
     def render_text(self) -> str:
         """A table for people, and under it each cell's reasons, reconciliation and notes."""
         rows = [_HEADER, *(_row(cell.summary) for cell in self.cells)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER))]
         lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
+        lines.append(_UNITS)
         for cell in self.cells:
+            lines += [f"{cell.name}: {_how(cell.summary)}"] if cell.measured else []
             lines += [f"{cell.name}: {reason}" for reason in cell.summary["validity"]["reasons"]]
             lines += [f"{cell.name}: note: {note}" for note in cell.details["notes"]]
             lines += _reconciled(cell)
+        if self.noise is not None:
+            lines.append(noise.sentence(self.noise))
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -85,7 +99,7 @@ def run_load(request: LoadRequest, progress: Callable[[str], None] | None = None
         The host name cannot be resolved. A server that refuses every request is a report with ``measured``
         false.
     """
-    endpoint = Endpoint(request.base_url, request.model, request.api_key)
+    endpoint = Endpoint(request.base_url, request.model, request.api_key, request.kind)
     _prepare(request.out)
     server = Endpoints(endpoint.root.rsplit("/", 1)[0], api_key=request.api_key)
     tokenizer = ServerTokenizer.find(endpoint)
@@ -113,23 +127,38 @@ def run_load(request: LoadRequest, progress: Callable[[str], None] | None = None
             processes=request.workers,
         )
         cells.append(cell)
-    report = LoadReport(cells, notes)
+    report = LoadReport(cells, notes, _own_error(cells, notes, progress))
     if request.out is not None:
         _write(request, report, endpoint)
     return report
 
 
-_HEADER = (
-    "streams", "ok", "failed", "tok/s", "plateau tok/s", "TTFT ms", "p99", "TPOT ms", "gap p99", "E2E ms", "window",
-    "clock", "merged", "client µs/token", "verdict",
-)  # fmt: skip
+def _own_error(cells: Sequence[Cell], notes: list[str], progress: Callable[[str], None] | None) -> NoiseFloor | None:
+    """A null run like the cell with the most streams, on this machine and otherwise idle."""
+    timed = [cell for cell in cells if cell.summary["gap_ms"]["p50"]]
+    if not timed:
+        return None
+    most = max(timed, key=lambda cell: cell.summary["concurrency"])
+    if progress is not None:
+        progress(f"null run at {most.summary['concurrency']} streams: how much of it is the client")
+    try:
+        return noise.run_null(most.summary["concurrency"], most.summary["gap_ms"]["p50"])
+    except MeasurementFailed as error:
+        notes.append(f"the client's own error is unknown: {error}")
+        return None
+
+
+_HEADER = ("streams", "ok", "tok/s", "plateau", "TTFT", "p99", "TPOT", "gap p99", "E2E", "verdict")
+_UNITS = (
+    "TTFT, TPOT, E2E: means, ms; gap: between token events, ms;\n"
+    "plateau: tok/s while all streams have a request outstanding"
+)
 
 
 def _row(cell: dict[str, Any]) -> tuple[str, ...]:
     return (
         str(cell["concurrency"]),
-        str(cell["ok"]),
-        str(cell["failed"]),
+        f"{cell['ok']}/{cell['requests']}",
         number(cell["output_tok_s"]),
         number(cell["output_tok_s_plateau"]),
         number(cell["ttft_ms"]["mean"]),
@@ -137,12 +166,16 @@ def _row(cell: dict[str, Any]) -> tuple[str, ...]:
         number(cell["tpot_ms"]["mean"]),
         number(cell["gap_ms"]["p99"]),
         number(cell["e2e_ms"]["mean"]),
-        cell["window"],
-        cell["clock"],
-        percent(cell["merged_share"] * 100),
-        number(cell["client_cpu_us_per_token"]),
         cell["validity"]["verdict"],
     )
+
+
+def _how(cell: dict[str, Any]) -> str:
+    """What the numbers of a cell rest on."""
+    clocks = {"kernel": "arrivals stamped by the kernel", "user": "arrivals read in user space"}
+    merged = percent(cell["merged_share"] * 100)
+    cost = number(cell["client_cpu_us_per_token"])
+    return f"{cell['window']} window, {clocks[cell['clock']]}, {merged} of them merged, client {cost} µs per token"
 
 
 def _reconciled(cell: Cell) -> list[str]:

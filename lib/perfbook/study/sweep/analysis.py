@@ -37,6 +37,12 @@ class Sweep:
     unusable: tuple[int, ...]
 
     @property
+    def landmarks(self) -> list[int]:
+        """The concurrencies that the curve is read at: lowest, knee, highest."""
+        measured = sorted({cell["concurrency"] for cell in self.cells} - set(self.unusable))
+        return sorted({measured[0], self.knee.concurrency or measured[-1], measured[-1]})
+
+    @property
     def not_valid(self) -> list[CellRecord]:
         """Cells that are suspect or invalid."""
         return doubts.not_valid(self.cells)

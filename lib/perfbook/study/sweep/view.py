@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from perfbook import figures, stats
@@ -12,7 +12,7 @@ from perfbook.figures import Figure
 from perfbook.figures.cells import per_user_tok_s, statistic, throughput_tok_s
 from perfbook.params import Slo
 from perfbook.report.table import Column, Note, Table
-from perfbook.study import doubts
+from perfbook.study import doubts, noise
 from perfbook.study.sweep.analysis import SLO_SHARE, Sweep, over_repeats
 from perfbook.units import count, quantity
 
@@ -96,6 +96,11 @@ def latency_figure(desk: Desk, sweep: Sweep) -> Figure:
 def pareto_figure(desk: Desk, sweep: Sweep) -> Figure:
     """What all users get together over what each one gets."""
     return desk.figure("throughput_latency", figures.throughput_latency(sweep.cells, rehearsed=desk.run.rehearsed))
+
+
+def own_noise(desk: Desk, sweep: Sweep, progress: Callable[[str], None]) -> Table | Note:
+    """Null runs where the curve is read: what the client adds to the numbers by itself."""
+    return noise.measure(desk, sweep.landmarks, progress)
 
 
 def reconciliation_table(sweep: Sweep) -> Table | Note:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from perfbook import stats
 from perfbook.desk import Desk, Verdict
 from perfbook.stats import Label
-from perfbook.study import doubts, relaunch
+from perfbook.study import doubts, noise, relaunch
 from perfbook.study.tuning.decision import NOT_RELAUNCHED, NOT_WORTH, Decision, promise
 from perfbook.study.tuning.view import describe
 from perfbook.study.tuning.window import Screening
 from perfbook.units import count, quantity
 
-NO_START = "does not start"
+NO_START, WITHIN_NOISE = "does not start", "within the client's noise"
 
 
 def conclude(desk: Desk, screening: Screening, decisions: Sequence[Decision]) -> Verdict:
@@ -28,11 +29,14 @@ def conclude(desk: Desk, screening: Screening, decisions: Sequence[Decision]) ->
         for concurrency in plan.concurrency:
             verdict = judged.get((decision.setting, concurrency))
             expected = screening.predictions.get((decision.setting, concurrency))
+            refused = _within_noise(desk, verdict)
             text = verdict.text if verdict else NO_START if decision.setting in failed else decision.verdict
+            text = WITHIN_NOISE if refused else text
             hope = promise([expected], plan.minimum_effect_pct) if expected else decision.why
             why = hope if decision.verdict == NOT_WORTH else decision.why
             why = verdict.sentence if verdict else failed.get(decision.setting, why)
             doubtful = relaunch.doubtful(cells, decision.setting, concurrency)
+            why += f"; but {refused}" if refused else ""
             why += f"; {doubtful} not valid as measured" if verdict and doubtful else ""
             record = desk.record(
                 "tuning",
@@ -65,6 +69,14 @@ def conclude(desk: Desk, screening: Screening, decisions: Sequence[Decision]) ->
     return desk.conclude(_sentence(said, screening))
 
 
+def _within_noise(desk: Desk, verdict: stats.Verdict | None) -> str:
+    """Why a difference that the statistics call real may still be the client's; empty where it cannot."""
+    if verdict is None or verdict.label not in (Label.FASTER, Label.SLOWER):
+        return ""
+    effect_ms = verdict.effect_pct / 100 * median(verdict.baseline)
+    return noise.refusal(desk.run.records(noise.RECORD), effect_ms, "gap")
+
+
 def _sentence(said: Sequence[str], screening: Screening) -> str:
     if said:
         return "; ".join(said) + "."
@@ -85,7 +97,9 @@ _RULES = {
 def _find(
     desk: Desk, setting: str, concurrency: int, text: str, verdict: stats.Verdict | None, why: str, record: str
 ) -> None:
-    if verdict is not None:
+    if text == WITHIN_NOISE:
+        rule = "setting_no_matter"
+    elif verdict is not None:
         rule = _RULES.get(verdict.label, "setting_no_matter")
     elif text in (NOT_WORTH, NOT_RELAUNCHED):
         rule = "setting_not_tried"
