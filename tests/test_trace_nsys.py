@@ -110,6 +110,47 @@ def test_whole_graph_records_are_said(tmp_path: Path) -> None:
     assert "--cuda-graph-trace=node" in trace.warnings[0]
 
 
+def changed(path: Path, *statements: str) -> Path:
+    db = sqlite3.connect(export(path, pids=(70,)))
+    for statement in statements:
+        db.execute(statement)
+    db.commit()
+    db.close()
+    return path
+
+
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+
+
+@pytest.mark.parametrize("value", ["NULL", "start - 5", "'soon'"])
+def test_a_time_that_cannot_be_costs_its_event_and_is_said(tmp_path: Path, value: str) -> None:
+    path = changed(tmp_path / "r.sqlite", f'UPDATE {KERNELS} SET "end" = {value} WHERE rowid = 4')
+    report = analyse([path])
+    assert report.ranks[0].gpu_events == 23
+    assert "1 events have no usable start or duration and are left out" in report.ranks[0].warnings
+    gemm = next(p for p in report.phases["decode"].categories if p.category == "gemm")
+    assert gemm.calls_per_step == pytest.approx(7 / 4)
+
+
+def test_work_of_no_known_process_is_a_rank(tmp_path: Path) -> None:
+    path = changed(
+        tmp_path / "r.sqlite", *[f"UPDATE {t} SET globalPid = NULL" for t in (KERNELS, KERNELS[:-6] + "MEMCPY")]
+    )
+    assert [r.gpu_events for r in analyse([path]).ranks] == [24]
+
+
+def test_without_ranges_the_steps_are_found_by_repetition(tmp_path: Path) -> None:
+    report = analyse([changed(tmp_path / "r.sqlite", "DROP TABLE NVTX_EVENTS")])
+    assert (report.ranks[0].how, report.phases["all"].steps) == ("repeats", 6)
+    assert report.phases["all"].step_mean_ms == pytest.approx(1.0)
+
+
+def test_an_export_in_which_nothing_ran(tmp_path: Path) -> None:
+    tables = (KERNELS, KERNELS[:-6] + "MEMCPY")
+    with pytest.raises(BadInput, match="nothing ran"):
+        analyse([changed(tmp_path / "r.sqlite", *[f"DELETE FROM {table}" for table in tables])])
+
+
 def test_what_is_no_export_is_said(tmp_path: Path) -> None:
     path = tmp_path / "other.sqlite"
     db = sqlite3.connect(path)

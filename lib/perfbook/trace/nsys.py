@@ -27,7 +27,8 @@ _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _COPY_KIND = (
     "CASE copyKind WHEN 1 THEN 'HtoD' WHEN 2 THEN 'DtoH' WHEN 8 THEN 'DtoD' WHEN 10 THEN 'PtoP' ELSE 'other' END"
 )
-_PID = "({} / 16777216) % 16777216"
+_PID = "(COALESCE({}, 0) / 16777216) % 16777216"
+_SANE = "typeof(start) = 'integer' AND typeof(\"end\") = 'integer' AND \"end\" >= start"
 _PUSH_POP, _START_END = 59, 60
 
 
@@ -60,6 +61,7 @@ class _Export:
 
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self.db, self.path = db, path
+        self.impossible_times = 0  # of the process at hand
         tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         self.columns = {t: {row[1] for row in db.execute(f'PRAGMA table_info("{t}")')} for t in tables}
         if "StringIds" not in self.columns:
@@ -75,12 +77,15 @@ class _Export:
             pid = _PID.format("globalPid") if "globalPid" in self.columns[table] else "0"
             for process, device in self.db.execute(f"SELECT {pid}, MIN(deviceId) FROM {table} GROUP BY 1"):
                 found[process] = min(device, found.get(process, device))
+        if not found:
+            raise BadInput(f"{self.path}: no CUDA work in this export: nothing ran while it was recorded.")
         return [self._trace(pid, len(found)) for pid in sorted(found, key=lambda p: (found[p], p))]
 
     def _trace(self, pid: int, processes: int) -> Trace:
         names: dict[str, int] = {}
         lanes: dict[tuple[int, int], int] = {}
         warnings = []
+        self.impossible_times = 0
         gpu = [self._device(_KERNEL, self._kernel_name(), pid, names, lanes)]
         gpu.append(self._device(_MEMCPY, f"'Memcpy ' || {_COPY_KIND}", pid, names, lanes))
         gpu.append(self._device(_MEMSET, "'Memset (Device)'", pid, names, lanes))
@@ -90,6 +95,8 @@ class _Export:
         launches = self._runtime(pid, names, lanes)
         marks = self._nvtx(pid, names, lanes)
         device = Columns.join([c for c in gpu if len(c)]).by_start()
+        if self.impossible_times:
+            warnings.append(f"{self.impossible_times} events have no usable start or duration and are left out")
         return Trace(
             label=self.path.name if processes == 1 else f"{self.path.name}, process {pid}",
             rank=None,
@@ -149,7 +156,9 @@ class _Export:
     def _columns(self, query: str, names: dict[str, int], lanes: dict[tuple[int, int], int]) -> Columns:
         """Rows of start, end, name, two numbers of a lane, correlation."""
         parts = []
-        for rows in _batches(self.db.execute(query)):
+        ((impossible,),) = self.db.execute(f"SELECT COUNT(*) FROM ({query}) WHERE NOT ({_SANE})")
+        self.impossible_times += impossible
+        for rows in _batches(self.db.execute(f"SELECT * FROM ({query}) WHERE {_SANE}")):
             start, end, name, group, lane, correlation = zip(*rows, strict=True)
             begin = np.array(start, np.int64)
             columns = (
