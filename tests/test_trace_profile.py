@@ -16,7 +16,7 @@ from perfbook.rehearsal.kineto import Kernel, StepLaw, decode_annotation, prefil
 from perfbook.trace import analyse, beside_unprofiled, diff, render_text
 from perfbook.trace.compare import render_diff
 from perfbook.trace.files import find_traces
-from perfbook.trace.intervals import union
+from perfbook.trace.intervals import Union
 from perfbook.trace.steps import read_name
 
 GEMM, ALL_REDUCE = "nvjet_tst_64x16_64x16_4x1_v_bz_TNT", "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>"
@@ -201,14 +201,21 @@ def test_a_host_only_trace_is_broken_down_by_self_time(tmp_path: Path) -> None:
 intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 15)), min_size=1, max_size=20)
 
 
-@given(intervals, st.integers(0, 80), st.integers(0, 80))
-def test_union_against_counting_instants(spans: list[tuple[int, int]], a: int, b: int) -> None:
-    ordered = sorted(spans)
+@given(intervals, st.integers(0, 80), st.integers(0, 80), st.integers(1, 25))
+def test_union_against_counting_instants(spans: list[tuple[int, int]], a: int, b: int, block: int) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("perfbook.trace.columns._BLOCK", block)
+        check_union(sorted(spans), a, b)
+
+
+def check_union(ordered: list[tuple[int, int]], a: int, b: int) -> None:
     start = np.array([s for s, _ in ordered], np.int64)
     end = start + np.array([d for _, d in ordered], np.int64)
-    covered = {t for s, d in spans for t in range(s, s + d)}
-    both = union(start, end)
+    covered = {t for s, d in ordered for t in range(s, s + d)}
+    both = Union(start, end - start)
     assert both.total_ns == len(covered) <= end.max() - start.min()
     low, high = min(a, b), max(a, b)
     within = both.before(np.array([low, high]))
     assert within[1] - within[0] == sum(low <= t < high for t in covered)
+    gaps = {t for part in both.gaps() for s, e in zip(part.start_ns, part.end_ns, strict=True) for t in range(s, e)}
+    assert gaps == set(range(start[0], end.max())) - covered

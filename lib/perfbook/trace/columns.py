@@ -7,7 +7,7 @@ so a kept event costs about 20 bytes and ten million of them fit where the JSON 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 IntArray = NDArray[np.integer]
 
+_BLOCK = 1 << 17
 UNKNOWN = -1
 """In ``correlation`` and ``message_bytes``: the trace does not say."""
 
@@ -28,6 +29,12 @@ def narrow(values: IntArray) -> IntArray:
         if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
             return values.astype(kind)
     return values.astype(np.int64)
+
+
+def blocks(length: int) -> Iterator[slice]:
+    """Slices that cover ``length`` elements: what is worked out block by block costs no memory for millions."""
+    for start in range(0, length, _BLOCK):
+        yield slice(start, start + _BLOCK)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from perfbook.errors import BadInput
 from perfbook.trace.columns import Columns, IntArray, Trace, narrow
 from perfbook.trace.damage import without_damage
 from perfbook.trace.events import GENERIC
-from perfbook.trace.intervals import union
+from perfbook.trace.intervals import Union
 from perfbook.trace.kernels import COMMUNICATION, Rule, classify
 from perfbook.trace.memory import return_free_memory
 from perfbook.trace.nsys import is_sqlite, read_nsys
@@ -136,7 +136,6 @@ def summarise(trace: Trace, rules: Sequence[Rule] = ()) -> RankTrace:
         warnings.append(f"{partial} steps have far fewer kernels than others of their kind: idle time is unreliable")
     if not on_gpu and len(events):
         warnings.append("no device events: self time of host operators; idle means not traced")
-    covered = union(events.start_ns, events.end_ns)
     used = np.unique(events.name)
     position = np.zeros(len(trace.names), np.int64)
     position[used] = np.arange(len(used))
@@ -157,8 +156,8 @@ def summarise(trace: Trace, rules: Sequence[Rule] = ()) -> RankTrace:
         times=step_times(events, owner, seg, communication[events.name], copies[events.name]),
         sums=_sums(owner, names, self_ns, outermost, len(used)),
         calls=Calls(owner[is_call], names[is_call], events.message_bytes[is_call], self_ns[is_call]),
-        span_ns=int(covered.end_ns[-1] - covered.start_ns[0]) if len(events) else 0,
-        busy_ns=covered.total_ns,
+        span_ns=int(events.end_ns.max() - events.start_ns[0]) if len(events) else 0,
+        busy_ns=Union(events.start_ns, events.dur_ns).total_ns,
         launch_share=share,
         idle_reliable=reliable,
         warnings=(*trace.warnings, *warnings, *seg.warnings),

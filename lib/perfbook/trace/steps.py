@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfbook.trace.columns import UNKNOWN, Columns, IntArray, Trace, narrow
+from perfbook.trace.columns import UNKNOWN, Columns, IntArray, Trace, blocks, narrow
 from perfbook.trace.repeats import repeated_starts
 
 PHASES = ("decode", "prefill", "mixed")
@@ -170,11 +170,15 @@ def _launch_times(launches: Columns, gpu: Columns) -> IntArray:
     times = np.full(len(gpu), UNKNOWN, np.int64)
     if not len(launches) or not len(gpu):
         return times
-    order = np.argsort(launches.correlation, kind="stable")
-    keys = launches.correlation[order]
-    at = np.minimum(np.searchsorted(keys, gpu.correlation), len(keys) - 1)
-    hit = (keys[at] == gpu.correlation) & (gpu.correlation != UNKNOWN)
-    times[hit] = launches.start_ns[order[at[hit]]]
+    keys, starts = launches.correlation, launches.start_ns
+    if bool((keys[1:] < keys[:-1]).any()):  # several threads launch
+        order = narrow(np.argsort(keys, kind="stable"))
+        keys, starts = keys[order], starts[order]
+    for block in blocks(len(gpu)):
+        wanted = gpu.correlation[block]
+        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        hit = (keys[at] == wanted) & (wanted != UNKNOWN)
+        times[block][hit] = starts[at[hit]]
     return times
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfbook.trace.columns import UNKNOWN, Columns, IntArray
-from perfbook.trace.intervals import union
+from perfbook.trace.intervals import Union
 from perfbook.trace.steps import Segmentation
 
 _PAUSE_STEPS = 20
@@ -58,27 +58,22 @@ def step_times(
         stop[present[:-1][~pause]] = start[present[1:][~pause]]
     else:
         closed[present] = True
-    end = events.end_ns
-    cover = union(events.start_ns, end)
-    busy = cover.before(stop) - cover.before(start)
-    communicating, other = (
-        part.before(stop) - part.before(start)
-        for part in (union(events.start_ns[m], end[m]) for m in (is_comm, ~is_comm))
-    )
-    del end
+    cover = Union(events.start_ns, events.dur_ns)
+    shares = (np.where(is_comm, events.dur_ns, 0), np.where(is_comm, 0, events.dur_ns))
+    parts = (cover, *(Union(events.start_ns, dur) for dur in shares))
+    busy, communicating, other = (part.before(stop) - part.before(start) for part in parts)
     # An operator around a collective covers it, so on the host nothing can be called hidden.
     exposed = busy - other if on_gpu else communicating
     idle = {kind: np.zeros(count, np.int64) for kind in _IDLE}
-    if on_gpu and len(present):
-        gap_start, gap_end, opener = cover.end_ns[:-1], cover.start_ns[1:], cover.opener[1:]
-        window = present[np.maximum(np.searchsorted(start[present], gap_end, "left") - 1, 0)]
-        inside = (gap_start >= start[window]) & (gap_end <= stop[window])
-        launch, mine = seg.launch_ns[opener], owner[opener]
-        waits = [launch == UNKNOWN, launch <= gap_start, mine != window]
+    for gap in cover.gaps() if on_gpu and len(present) else ():
+        window = present[np.maximum(np.searchsorted(start[present], gap.end_ns, "left") - 1, 0)]
+        inside = (gap.start_ns >= start[window]) & (gap.end_ns <= stop[window])
+        launch, mine = seg.launch_ns[gap.opener], owner[gap.opener]
+        waits = [launch == UNKNOWN, launch <= gap.start_ns, mine != window]
         kinds = np.select(waits, ["unknown", "device", "host"], "launch")
         for kind, total in idle.items():
             chosen = inside & (kinds == kind)
-            np.add.at(total, window[chosen], (gap_end - gap_start)[chosen])
+            np.add.at(total, window[chosen], (gap.end_ns - gap.start_ns)[chosen])
     waits_ns = (idle["host"], idle["launch"], idle["device"], idle["unknown"])
     return StepTimes(stop - start, closed, busy, *waits_ns, communicating - exposed, exposed)
 
