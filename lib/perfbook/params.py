@@ -67,7 +67,10 @@ class Section(BaseModel):
 
 
 class Commands(Section):
-    """Argument lists that control a server which somebody else owns; run only with ``--allow-commands``."""
+    """Argument lists that control a server which somebody else owns; run only with ``--allow-commands``.
+
+    In JupyterLab, which has no such option: with ``PERFBOOK_ALLOW_COMMANDS=1`` in its environment.
+    """
 
     stop: list[str] | None = Field(None, description="frees the devices")
     start: list[str] | None = Field(None, description="brings the server back")
