@@ -204,6 +204,29 @@ def test_ranks_that_do_not_correspond_are_not_split(tmp_path: Path) -> None:
     assert any("do not correspond in decode steps" in w for w in report.warnings)
 
 
+@pytest.mark.parametrize(
+    ("coordinates", "splits"), [("dp0_pp0_tp{}", True), ("dp{}_pp0_tp0", False), ("dp0_pp{}_tp0", False)]
+)
+def test_engines_and_pipeline_stages_do_not_call_collectives_together(
+    tmp_path: Path, coordinates: str, splits: bool
+) -> None:
+    for rank in range(2):
+        name = f"{coordinates.format(rank)}_dcp0_ep0_rank{rank}.1796093873779498046.pt.trace.json"
+        written(tmp_path, text(steps(reduce_us=200.0 + rank)), name)
+    report = analyse([tmp_path])
+    assert (report.phases["decode"].collectives[0].transfer_us is not None) == splits
+    assert any("do not correspond" in w for w in report.warnings) != splits
+
+
+def test_a_trace_beside_its_compressed_self_is_one_rank(tmp_path: Path) -> None:
+    data = text(steps(), distributedInfo={"rank": 0, "world_size": 1})
+    written(tmp_path, data)
+    written(tmp_path, gzip.compress(data.encode()), "rank0.json.gz")
+    report = analyse([tmp_path])
+    assert len(report.ranks) == 1
+    assert any("is not read: the same trace as rank0.json" in w for w in report.warnings)
+
+
 def test_several_devices_in_one_file_are_said(tmp_path: Path) -> None:
     other = [e | {"args": e["args"] | {"device": 1}} for e in steps() if e["cat"] == "kernel"]
     report = analyse([written(tmp_path, text([*steps(), *other]))])

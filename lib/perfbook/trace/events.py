@@ -21,6 +21,8 @@ KINDS = {
     "cuda_runtime": "launch",
     "cuda_driver": "launch",
     "hip_runtime": "launch",
+    "xpu_runtime": "launch",
+    "xpu_driver": "launch",
     "runtime": "launch",
     "user_annotation": "annotation",
     "cpu_op": "op",

@@ -75,10 +75,12 @@ def _search(folder: Path, passed: list[tuple[Path, str]]) -> list[Path]:
         if reason := next((why for what, why in _NOT_A_RANK if what.search(where)), None):
             passed.append((file, reason))
         elif _TRACE.search(file.name):
-            key = _STAMP.sub("", where)
+            key = _STAMP.sub("", where).removesuffix(".gz")
             if key in ranks:
                 older, newer = sorted((ranks[key], file), key=_age)
-                passed.append((older, f"an older profile; {newer.name} is newer"))
+                same = older.name.removesuffix(".gz") == newer.name.removesuffix(".gz")
+                reason = f"the same trace as {newer.name}" if same else f"an older profile; {newer.name} is newer"
+                passed.append((older, reason))
                 file = newer
             ranks[key] = file
     return _newest_profile(sorted(ranks.values()), passed)

@@ -7,6 +7,7 @@ skew. This needs no common clock, only that calls are matched: the k-th of the s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from perfbook.trace.rank import RankTrace
 
 _KINDS = tuple(c for c in CATEGORIES if c in COMMUNICATION)
 _SAME_NAMES = 0.9
+_GROUP = re.compile(r"(?:^|_)(dp\d+_pp\d+)_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,11 @@ def align(ranks: Sequence[RankTrace]) -> list[IntArray] | None:
     """For each rank the number that each of its steps has in common with the other ranks' (-1: none).
 
     Equal numbers of like-named steps correspond one to one. Otherwise steps correspond that began nearest in time, if
-    the traces share the host's clock. None when neither holds, or with one rank.
+    the traces share the host's clock. None when neither holds, or with one rank, or where the files' names say that
+    the ranks belong to several engines or pipeline stages, which do not call collectives together.
     """
-    if len(ranks) < 2:
+    groups = {named[1] if (named := _GROUP.search(r.label)) else "" for r in ranks}
+    if len(ranks) < 2 or len(groups) > 1:
         return None
     lengths = {len(r.steps) for r in ranks}
     if len(lengths) == 1:
