@@ -5,9 +5,9 @@ and each client on another, in turn, in the same run. For every client: the mean
 reports beside the server's own, and its CPU time per token. Perfbook's arrivals are also held against their
 send times one by one.
 
-CPU per token is a slope: the CPU time of the whole client process tree at three times the tokens minus at one
+CPU per token is a slope: the CPU time of the whole client process tree at seven times the tokens minus at one
 time, over the tokens between, so that imports, set-up and tokenisers do not count and all clients are treated
-alike.
+alike. (With a shorter pair, seconds of imports that vary by a tenth drown it.)
 
 A cell in which the server was late against its own schedule is repeated; the truth it is compared with is in
 any case what was sent, not what was planned. Peers live in environments of their own, pinned, made on first
@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ VLLM_MAIN = (
     "p = FlexibleArgumentParser(); add_cli_args(p); main(p.parse_args())"
 )
 TRIES = 3
+LONGER = 7
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def environment(peer: Peer) -> Path:
     if not (folder / "ready").exists():
         print(f"setting up {peer.package} (minutes) …", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", peer.package]
+        pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", peer.package]
         subprocess.run(pip, check=True)
         (folder / "ready").touch()
     return python
@@ -223,16 +224,18 @@ def client(url: str, load: Load) -> dict[str, Any]:
 def compare(peers: list[Peer], control: str, load: Load) -> list[list[str]]:
     """One row per client at one load."""
     rows = []
+    own_us: float | None = None
     for peer in peers:
         try:
             python = environment(peer)
             said, truth = held_against_truth(peer, python, control, load)
-            longer = Load(load.streams, load.tick_ms, 3 * load.tokens, load.first_ms)
+            longer = replace(load, tokens=LONGER * load.tokens)
             more, _ = held_against_truth(peer, python, control, longer)
         except (RuntimeError, OSError, KeyError, subprocess.SubprocessError) as error:
             rows.append([peer.name, f"could not be run: {str(error)[:120]}", "", "", "", ""])
             continue
-        slope_us = (more.cpu_s - said.cpu_s) * 1e6 / (2 * load.tokens * load.streams)
+        slope_us = (more.cpu_s - said.cpu_s) * 1e6 / ((LONGER - 1) * load.tokens * load.streams)
+        own_us = own_us or slope_us
         error_ms = said.ttft_mean_ms - truth["ttft_ms"]["mean"]
         arrival = said.detail.get("floor", {}).get("arrival_error_ms", {}).get("p99")
         rows.append(
@@ -243,8 +246,7 @@ def compare(peers: list[Peer], control: str, load: Load) -> list[list[str]]:
                 if said.gap_p99_ms is None
                 else f"{said.gap_p99_ms:.2f} / {truth['gap_ms']['p99']:.2f}",
                 "" if arrival is None else f"{arrival:.4f}",
-                f"{slope_us:.1f}"
-                + (f" ({said.detail['cpu_us']:.1f} by its own count)" if "cpu_us" in said.detail else ""),
+                f"{slope_us:.1f} (x {slope_us / own_us:.2f})",
                 f"{truth['late_ms']['p99']:.2f}",
             ]
         )
