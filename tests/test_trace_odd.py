@@ -227,6 +227,14 @@ def test_a_trace_beside_its_compressed_self_is_one_rank(tmp_path: Path) -> None:
     assert any("is not read: the same trace as rank0.json" in w for w in report.warnings)
 
 
+def test_work_that_belongs_to_no_step_is_said(tmp_path: Path) -> None:
+    lost = [e for e in steps() if e["cat"] != "cuda_runtime" or e["args"]["correlation"] % 2]
+    report = analyse([written(tmp_path, text(lost))])
+    assert {p.category for p in report.phases["decode"].categories} == {"gemm"}
+    assert any("33 % of the device time belongs to no step" in w for w in report.ranks[0].warnings)
+    assert not any("no step" in w for w in analyse([written(tmp_path, text(steps()))]).ranks[0].warnings)
+
+
 def test_several_devices_in_one_file_are_said(tmp_path: Path) -> None:
     other = [e | {"args": e["args"] | {"device": 1}} for e in steps() if e["cat"] == "kernel"]
     report = analyse([written(tmp_path, text([*steps(), *other]))])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from perfbook.trace.steptimes import StepTimes, step_times
 _LAUNCH = re.compile(r"launch(?!hostfunc)", re.I)
 _ENOUGH_LAUNCHES = 0.95
 _ENOUGH_KERNELS = 0.9
+_STRAY = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,6 @@ def summarise(trace: Trace, rules: Sequence[Rule] = ()) -> RankTrace:
     gpu_events = len(trace.gpu)
     all_categories = [classify(name, rules) for name in trace.names]
     gpu, warnings = without_damage(trace.gpu, trace.window_ns)
-    lanes = [trace.lanes[i] for i in np.unique(gpu.lane)]
     on_gpu = len(gpu) > 0
     if not on_gpu:
         trace = replace(trace, ops=host_operators(trace))
@@ -127,10 +127,8 @@ def summarise(trace: Trace, rules: Sequence[Rule] = ()) -> RankTrace:
         warnings.append(
             f"only {100 * (share or 0):.0f} % of the launches have kernels in the trace: idle time is unreliable"
         )
-    if unsaid := [n for n in trace.names if GENERIC in n and classify(n, rules) == "send_recv" and "[" not in n]:
-        warnings.append(f"{unsaid[0][:40]} serves any collective: counted as send_recv, but its kind is not said")
-    if len(devices := {lane.split("/")[0] for lane in lanes}) > 1:
-        warnings.append(f"work of {len(devices)} devices in one file: counted as one rank, all devices added up")
+    if on_gpu:
+        warnings += _doubts(trace, gpu, seg, all_categories)
     if partial := _partly_recorded(seg):
         reliable = False
         warnings.append(f"{partial} steps have far fewer kernels than others of their kind: idle time is unreliable")
@@ -162,6 +160,22 @@ def summarise(trace: Trace, rules: Sequence[Rule] = ()) -> RankTrace:
         idle_reliable=reliable,
         warnings=(*trace.warnings, *warnings, *seg.warnings),
     )
+
+
+def _doubts(trace: Trace, gpu: Columns, seg: Segmentation, categories: Sequence[str]) -> Iterator[str]:
+    """What of a device's events is counted on an assumption, or in no step."""
+    unsaid = [
+        n for n, c in zip(trace.names, categories, strict=True) if GENERIC in n and "[" not in n and c == "send_recv"
+    ]
+    if unsaid:
+        yield f"{unsaid[0][:40]} serves any collective: counted as send_recv, but its kind is not said"
+    devices = {trace.lanes[i].split("/")[0] for i in np.unique(gpu.lane)}
+    if len(devices) > 1:
+        yield f"work of {len(devices)} devices in one file: counted as one rank, all devices added up"
+    stray = int(gpu.dur_ns[seg.owner < 0].sum(dtype=np.int64)) / max(1, int(gpu.dur_ns.sum(dtype=np.int64)))
+    if stray > _STRAY:
+        why = "its launches are not recorded, or precede all steps"
+        yield f"{100 * stray:.0f} % of the device time belongs to no step: {why}"
 
 
 def _launch_share(trace: Trace, gpu: Columns) -> float | None:
