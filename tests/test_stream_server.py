@@ -107,7 +107,7 @@ def test_the_text_is_the_one_that_the_openai_client_sees(server: Server):
         assert (answer.text, answer.finish_reason, answer.token_count) == (text, finish, counted)
 
 
-@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize("concurrency", [1, 8, 32])
 def test_a_cell_reconciles_with_the_servers_counters(server: Server, concurrency: int):
     cell = server.cell(concurrency, max(4, 2 * concurrency))
     summary = cell.summary

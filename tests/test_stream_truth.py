@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from perfbook.rehearsal.replay_text import Script, sent_ns, stamped
 from perfbook.stream import calibrate, response
 from perfbook.stream.client import Endpoint
 from perfbook.stream.load import measure
-from perfbook.stream.workload import RequestShape, fixed_prompts
+from perfbook.stream.workload import RequestShape, exact_prompts, fixed_prompts
 
 
 def test_a_script_is_a_response_whose_tokens_say_when_they_were_sent():
@@ -88,3 +91,27 @@ def test_open_loop_over_processes_keeps_the_schedule():
     assert cell.summary["ok"] == 8
     assert (cell.requests["start_ns"].to_numpy() >= due).all()
     assert abs(due[7] - due[0]) < 1_000_000_000
+
+
+def test_a_client_beside_busy_loops_on_its_own_core_is_suspect():
+    """Each loop takes its turns of the only core that the client may use; a few threads' time, ended by id."""
+    cpu = min(os.sched_getaffinity(0))
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    allowed = os.sched_getaffinity(0)
+    try:
+        for loop in loops:
+            os.sched_setaffinity(loop.pid, {cpu})
+        os.sched_setaffinity(0, {cpu})
+        with calibrate.replay(10, 5) as (port, _):
+            endpoint = Endpoint(f"http://127.0.0.1:{port}", "replay")
+            prompts = exact_prompts(None, 16, 32, seed=1)
+            cell = measure(endpoint, prompts, RequestShape(100), concurrency=32, requests=32, warmup=0)
+    finally:
+        os.sched_setaffinity(0, allowed)
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    assert cell.summary["ok"] == 32
+    assert cell.summary["validity"]["verdict"] == "suspect"
+    reasons = " ".join(cell.summary["validity"]["reasons"])
+    assert "starved" in reasons or "other processes on this machine kept" in reasons, reasons
