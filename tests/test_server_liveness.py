@@ -23,6 +23,7 @@ from perfbook.server import catalog, liveness, process, state, tree
 from perfbook.stream.cell import Cell
 from perfbook.stream.workload import fixed_prompts
 from perfbook.study import sweep
+from perfbook.study.load import LoadRequest, run_load
 
 LAW: dict[str, Any] = {
     "model": {"max_model_len": 1024, "tensor_parallel": 1},
@@ -143,6 +144,17 @@ def test_a_front_end_that_hangs_is_dead_after_three_polls(monkeypatch: pytest.Mo
             progress=stop_at_first_sign,
         )  # fmt: skip
     assert process.stop(run, grace_s=0.5).clean
+
+
+def test_the_load_command_ends_where_a_server_hangs_and_reports_what_it_has() -> None:
+    variant, run = rehearsed({"kind": "stall", "after_tokens": 120})
+    server = Desk("04_sweep", variant, run).server()
+    plan = LoadRequest(server.base_url, server.model, [1, 2, 4], requests=4, max_tokens=20, prompt_tokens=8)
+    report = run_load(plan)
+    assert report.measured
+    assert [cell.summary["concurrency"] for cell in report.cells] == [1, 2]
+    assert report.cells[1].summary["validity"]["verdict"] == "invalid"
+    assert any(note.startswith("ended at 2 streams: the server is hung") for note in report.notes)
 
 
 def test_a_profile_that_is_being_taken_is_ended_before_its_server() -> None:

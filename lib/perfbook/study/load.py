@@ -12,8 +12,9 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from perfbook.errors import BadInput, MeasurementFailed
+from perfbook.errors import BadInput, MeasurementFailed, ServerFailed
 from perfbook.server.endpoints import Endpoints
+from perfbook.server.liveness import Watch
 from perfbook.stream.calibrate import NoiseFloor
 from perfbook.stream.cell import Cell
 from perfbook.stream.endpoint import Deadlines, Endpoint
@@ -89,15 +90,15 @@ class LoadReport:
 
 
 def run_load(request: LoadRequest, progress: Callable[[str], None] | None = None) -> LoadReport:
-    """Measure every concurrency in turn.
+    """Measure every concurrency in turn; a server that hangs ends it there, and what was measured is reported.
 
     Raises
     ------
     BadInput
         Impossible values, or a folder that cannot be written.
     ServerFailed
-        The host name cannot be resolved. A server that refuses every request is a report with ``measured``
-        false.
+        The host name cannot be resolved, or the server hung in the first warm-up. A server that refuses every
+        request is a report with ``measured`` false.
     """
     endpoint = Endpoint(request.base_url, request.model, request.api_key, request.kind)
     _prepare(request.out)
@@ -112,21 +113,31 @@ def run_load(request: LoadRequest, progress: Callable[[str], None] | None = None
     cells: list[Cell] = []
     for concurrency in request.concurrency:
         prompts = exact_prompts(tokenizer, request.prompt_tokens, count, seeds.randrange(2**31))
-        cell = measure(
-            endpoint,
-            prompts,
-            shape,
-            concurrency=concurrency,
-            requests=request.requests,
-            warmup=request.warmup,
-            rate_per_s=request.rate_per_s,
-            deadlines=request.deadlines,
-            metrics=server.metrics,
-            progress=progress,
-            cell=_name(concurrency, cells),
-            processes=request.workers,
-        )
+        try:
+            cell = measure(
+                endpoint,
+                prompts,
+                shape,
+                concurrency=concurrency,
+                requests=request.requests,
+                warmup=request.warmup,
+                rate_per_s=request.rate_per_s,
+                deadlines=request.deadlines,
+                metrics=server.metrics,
+                progress=progress,
+                watch=Watch(server),
+                cell=_name(concurrency, cells),
+                processes=request.workers,
+            )
+        except ServerFailed as error:
+            if not cells:
+                raise
+            notes.append(f"ended before {concurrency} streams: {error}")
+            break
         cells.append(cell)
+        if cell.details["ended"]:
+            notes.append(f"ended at {concurrency} streams: {cell.details['ended']}")
+            break
     report = LoadReport(cells, notes, _own_error(cells, notes, progress))
     if request.out is not None:
         _write(request, report, endpoint)
