@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from perfbook.masking import MASKED, is_secret, mask
 from perfbook.params import make_variant
 from perfbook.record.provenance import collect
 from perfbook.server.telemetry import THROTTLING, Sampler, energy_per_token_j
+from perfbook.study.sweep.view import energy_in_words
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,15 @@ def test_own_load_is_told_from_that_of_others():
     cpu = sampler_saw.summary["cpu"]
     assert cpu["own_cores"] * sampler_saw.summary["duration_s"] >= 0.2  # the kernel counts in ticks
     json.dumps(sampler_saw.summary, allow_nan=False)
+
+
+def test_energy_stands_beside_the_throughput_where_it_is_known():
+    def cell(streams: int, joules: float | None) -> dict[str, Any]:
+        return {"concurrency": streams, "details": {"telemetry": {"energy_per_token_j": joules}}}
+
+    known = [cell(128, 0.21), cell(1, 1.9), cell(1, 2.1), cell(64, None)]
+    assert energy_in_words(known) == "; energy of the GPUs per token: 2.0 J at 1, 0.21 J at 128"
+    assert energy_in_words([cell(1, None), {"concurrency": 2}]) == ""
 
 
 def test_energy_per_token():
