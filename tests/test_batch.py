@@ -13,6 +13,7 @@ import pytest
 
 from perfbook.batch.campaign import Options, run_campaign
 from perfbook.batch.execute import one_line, unfinished
+from perfbook.batch.terminal import time_left
 from perfbook.errors import BadInput
 from perfbook.record.run import Run
 
@@ -206,3 +207,11 @@ def test_an_executed_notebook_with_unrun_cells_is_not_complete(tmp_path: Path) -
 
 def test_errors_become_one_line() -> None:
     assert one_line("\x1b[0;31mValueError\x1b[0m: a\n  b") == "ValueError: a b"
+
+
+def test_the_time_left_is_what_an_earlier_run_took() -> None:
+    names, before_s = ["01_deploy", "03_single_stream", "04_sweep"], {"01_deploy": 30.0, "03_single_stream": 60.0}
+    assert time_left(names, before_s, "01_deploy", 10.0) == ""  # nobody knows how long the sweep takes
+    known = before_s | {"04_sweep": 120.0}
+    assert time_left(names, known, "01_deploy", 10.0) == ", about 3 min 20 s left"
+    assert time_left(names, known, "04_sweep", 500.0) == ", about 0 s left"  # late, but not below nothing

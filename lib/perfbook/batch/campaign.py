@@ -113,7 +113,7 @@ def _run_variant(
     result.run = run
     known = hardware_of(run).provenance(variant)
     run.write_header({"provenance": known, "finished": None, "batch": _me(options.keep_server)}, variant)
-    terminal.start(run, [notebook.name for notebook in notebooks])
+    terminal.start(run, [notebook.name for notebook in notebooks], _took_before(run))
     interrupted = False
     try:
         _run_notebooks(run, variant, notebooks, options, terminal, result)
@@ -131,6 +131,16 @@ def _run_variant(
     if variant.on_end:
         _run_on_end(variant.on_end, run, terminal)
     return interrupted
+
+
+def _took_before(run: Run) -> dict[str, float]:
+    """Seconds of each notebook in the variant's latest run in which it completed, of the same kind as this one."""
+    took: dict[str, float] = {}
+    for other in Run.every():  # oldest first
+        if other.path.parent == run.path.parent and other.path != run.path and other.rehearsed == run.rehearsed:
+            entries = other.header.get("notebooks") or []
+            took |= {one["notebook"]: one["seconds"] for one in entries if one.get("status") == "completed"}
+    return took
 
 
 def finish(run: Run) -> Path:

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,12 @@ class Terminal:
         self.err = Console(stderr=True, highlight=False, soft_wrap=True)  # one line stays one: paths can be copied
         self.started = time.monotonic()
         self.seen = 0
+        self.notebooks: Sequence[str] = ()
+        self.before_s: Mapping[str, float] = {}
 
-    def start(self, run: Run, notebooks: Sequence[str]) -> None:
-        """A variant begins."""
+    def start(self, run: Run, notebooks: Sequence[str], before_s: Mapping[str, float]) -> None:
+        """A variant begins; ``before_s`` is how long its notebooks took in an earlier run, where there was one."""
+        self.notebooks, self.before_s = notebooks, before_s
         self.seen = len(jsonl.read(run.path / "findings.jsonl"))
         self.err.print(f"[bold]{escape(run.name)}[/]  {len(notebooks)} notebooks → {escape(_short(run.path))}")
 
@@ -75,8 +78,11 @@ class Terminal:
                 while not stop.wait(0.5):
                     self._findings(run)
                     doing = _read(live_line)
-                    elapsed = duration(time.monotonic() - began)
-                    status.update(f"{notebook}  {elapsed}  {escape(doing)}"[: max(40, self.err.width - 4)])
+                    elapsed_s = time.monotonic() - began
+                    stage = f"{notebook} ({self.notebooks.index(notebook) + 1}/{len(self.notebooks)})"
+                    left = time_left(self.notebooks, self.before_s, notebook, elapsed_s)
+                    line = f"{stage}  {duration(elapsed_s)}{left}  {escape(doing)}"
+                    status.update(line[: max(40, self.err.width - 4)])
 
             thread = threading.Thread(target=follow, daemon=True)
             thread.start()
@@ -107,6 +113,15 @@ class Terminal:
         for value in values[self.seen :]:
             self.err.print(f"  {_MARKS.get(value['severity'], '·')} {escape(value['title'])}")
         self.seen = len(values)
+
+
+def time_left(notebooks: Sequence[str], before_s: Mapping[str, float], current: str, elapsed_s: float) -> str:
+    """``, about 4 min left``, by what an earlier run took; empty where one of the notebooks was not run before."""
+    ahead = notebooks[list(notebooks).index(current) + 1 :]
+    if not all(name in before_s for name in (current, *ahead)):
+        return ""
+    left_s = max(0.0, before_s[current] - elapsed_s) + sum(before_s[name] for name in ahead)
+    return f", about {duration(round(left_s))} left"
 
 
 def _row(result: Result) -> tuple[str, str, str, str, str]:
