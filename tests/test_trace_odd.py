@@ -73,6 +73,8 @@ def test_numbers_in_quotes(tmp_path: Path) -> None:
     report = analyse([written(tmp_path, text([in_quotes(e) for e in steps()]))])
     is_the_law(report)
     assert report.ranks[0].warnings == ()
+    floats = [e | {"args": {k: float(v) for k, v in e["args"].items()}} for e in steps()]
+    is_the_law(analyse([written(tmp_path, text(floats))]))
     far = [in_quotes(e) | {"ts": f"{1796093873779498 + round(e['ts'])}.125"} for e in steps()]
     is_the_law(analyse([written(tmp_path, text(far))]))
 
@@ -233,6 +235,19 @@ def test_work_that_belongs_to_no_step_is_said(tmp_path: Path) -> None:
     assert {p.category for p in report.phases["decode"].categories} == {"gemm"}
     assert any("33 % of the device time belongs to no step" in w for w in report.ranks[0].warnings)
     assert not any("no step" in w for w in analyse([written(tmp_path, text(steps()))]).ranks[0].warnings)
+
+
+@pytest.mark.parametrize("other", ["empty", "host"])
+def test_a_rank_without_device_events_is_no_part_of_the_means(tmp_path: Path, other: str) -> None:
+    host_only = [e for e in steps() if e["cat"] != "kernel"] + [host("cpu_op", "aten::mm", 1500.0, 100.0)]
+    for rank, events in enumerate([steps(), host_only if other == "host" else [], steps(reduce_us=200.0)]):
+        written(tmp_path, text(events, distributedInfo={"rank": str(rank), "world_size": "3"}), f"worker{rank}.json")
+    report = analyse([tmp_path])
+    is_the_law(report)
+    assert [(r.rank, r.world_size) for r in report.ranks] == [(0, 3), (1, 3), (2, 3)]
+    assert report.phases["decode"].collectives[0].skew_us == {0: 0.0, 2: 0.0}
+    assert "nothing is recorded on the device of rank 1: not part of any mean" in report.warnings
+    assert not any("cannot be split" in w for w in report.warnings)
 
 
 def test_several_devices_in_one_file_are_said(tmp_path: Path) -> None:

@@ -92,9 +92,15 @@ class Phase:
         return tuple(part for part in self.kernels if part.category == UNCLASSIFIED)
 
 
+def counted(ranks: Sequence[RankTrace]) -> list[RankTrace]:
+    """Ranks with something recorded; where devices were traced, only those with device events."""
+    recorded = [rank for rank in ranks if len(rank.sums.step)]
+    return [rank for rank in recorded if rank.device == "gpu"] or recorded
+
+
 def phases(ranks: Sequence[RankTrace]) -> dict[str, Phase]:
-    """Each phase that occurs, and "all"; empty when nothing is recorded."""
-    ranks = [rank for rank in ranks if len(rank.sums.step)]
+    """Each phase that occurs, and "all", over the ranks that count; empty when nothing is recorded."""
+    ranks = counted(ranks)
     found = {}
     for phase in PHASES:
         chosen = [np.array([s.phase == phase and not s.set_aside for s in r.steps], bool) for r in ranks]

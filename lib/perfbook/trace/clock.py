@@ -64,6 +64,8 @@ def _microseconds(value: Any) -> float:
 
 
 def _identifier(value: Any) -> int:
-    if isinstance(value, str) and len(value) < 20 and value.isdecimal():
+    if (isinstance(value, str) and len(value) < 20 and value.isdecimal()) or (
+        isinstance(value, float) and value.is_integer()
+    ):
         value = int(value)
     return value if isinstance(value, int) and abs(value) < 2**63 else UNKNOWN

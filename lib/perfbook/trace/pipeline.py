@@ -12,13 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from perfbook.errors import BadInput, PerfbookError
-from perfbook.trace.breakdown import ALL, Phase, phases
+from perfbook.trace.breakdown import ALL, Phase, counted, phases
 from perfbook.trace.files import find_traces
 from perfbook.trace.kernels import user_rules as read_user_rules
 from perfbook.trace.rank import RankTrace, attempt
 from perfbook.trace.report import TraceReport
 
 _WORTH_PROCESSES_BYTES = 16 << 20
+_KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(256 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
+"""For a child's glibc, which otherwise returns every chunk's buffers to the system and has the pages of the next one
+faulted in again: a sixth of the time of one process, and what several in a virtual machine get into each other's way with.
+"""
 
 
 def analyse(paths: Sequence[Path], *, user_rules: Path | None = None) -> TraceReport:
@@ -58,8 +62,10 @@ def analyse(paths: Sequence[Path], *, user_rules: Path | None = None) -> TraceRe
     if not read:
         raise problems[0]
     ranks, about_ranks = _numbered(read)
-    broken_down = phases(ranks)
-    return TraceReport(tuple(ranks), broken_down, (*about_ranks, *warnings, *_unsplit(ranks, broken_down)))
+    found_phases, means = phases(ranks), counted(ranks)
+    if outside := [str(r.rank) for r in ranks if means and all(r is not m for m in means)]:
+        about_ranks.append(f"nothing is recorded on the device of rank {', '.join(outside)}: not part of any mean")
+    return TraceReport(tuple(ranks), found_phases, (*about_ranks, *warnings, *_unsplit(means, found_phases)))
 
 
 def _summarise_in_child(paths: Sequence[Path], rules: Path | None) -> list[list[RankTrace] | BadInput]:
@@ -73,7 +79,7 @@ def _summarise_in_child(paths: Sequence[Path], rules: Path | None) -> list[list[
     library = str(Path(__file__).parents[2])
     known = [library, *filter(None, [os.environ.get("PYTHONPATH")])]
     command = [sys.executable, "-m", "perfbook.trace.worker", str(rules or ""), *map(str, paths)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(known)}
+    environment = os.environ | _KEEP_FREED_MEMORY | {"PYTHONPATH": os.pathsep.join(known)}
     done = subprocess.run(command, capture_output=True, check=False, env=environment)
     if done.returncode:
         last = (done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}").splitlines()[-1]

@@ -190,6 +190,8 @@ class Shelves:
 
 
 def _whole(value: object) -> int | None:
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
