@@ -20,8 +20,8 @@ from perfbook.trace.report import TraceReport
 
 _WORTH_PROCESSES_BYTES = 16 << 20
 _KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(256 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
-"""For a child's glibc, which otherwise returns every chunk's buffers to the system and has the pages of the next one
-faulted in again: a sixth of the time of one process, and what several in a virtual machine get into each other's way with.
+"""For a child's glibc, which otherwise returns each chunk's buffers to the system and faults the pages of the next one
+in again: a sixth of a child's time.
 """
 
 
