@@ -284,6 +284,25 @@ def test_files_of_any_size_are_read_line_by_line(tmp_path: Path):
     assert "preemption" not in " ".join(one.rule for one in facts.findings)
 
 
+@pytest.mark.timeout(60)  # a pattern that backtracks would take hours, not seconds
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(A" + "_TP1" * 60_000,
+        "(A" + " TP1" * 60_000 + " pid=",
+        "WARNING 02-11 10:00:00 [x.py:1] " + "Free memory on device " * 20_000,
+        "ERROR 02-11 10:00:00 [x.py:1] " + "a." * 100_000,
+        "INFO 02-11 10:00:00 [x.py:1] Compiling a graph for " + " takes 1" * 30_000,
+        "INFO 02-11 10:00:00 [x.py:1] init engine (" + ") took " * 40_000,
+        "INFO 02-11 10:00:00 [x.py:1] Initializing a V1 LLM engine (v1) with config: " + "dtype=None " * 20_000,
+        " 02-11 10:" * 40_000,
+    ],
+    ids=["rank", "process", "rule", "exception", "compile", "init", "banner", "time"],
+)
+def test_no_line_makes_a_pattern_run_away(line: str):
+    assert not claims(parse_log(line))
+
+
 def test_json_has_the_agreed_keys():
     value = json.loads(json.dumps(parse_log(GPU).to_json(), allow_nan=False))
     assert set(value) >= {

@@ -14,6 +14,7 @@ from perfbook.server.facts import EngineFacts, Evidence, Finding
 from perfbook.server.lines import Line
 
 _SHOWN = 3
+_READ = 4000  # characters of a line: what the patterns look for stands near its beginning
 _FOR_CONDITIONS = {"all_reduce_order": "all-reduce backends", "cache_room": "Maximum concurrency for"}
 _SEVERITIES = {"error": 0, "warning": 1, "info": 2}
 
@@ -66,10 +67,10 @@ class Matches:
 
     def feed(self, line: Line, *, ready: bool) -> None:
         """A logged line, and whether the server was ready by then."""
-        if not _any_pattern().search(line.text):
+        if not _any_pattern().search(line.text, 0, _READ):
             return
         for name, pattern, after_ready in _patterns():
-            if (ready or not after_ready) and pattern.search(line.text):
+            if (ready or not after_ready) and pattern.search(line.text, 0, _READ):
                 self._counts[name] += 1
                 kept = self._hits.setdefault(name, {})
                 if len(kept) < _SHOWN:

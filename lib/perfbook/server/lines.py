@@ -23,6 +23,7 @@ _WHO_ONLY = re.compile(rf"{_WHO}")
 _TIME = re.compile(r" \d\d-\d\d \d\d:")
 #: What journald, docker compose and the like put in front is at most this long.
 _FOREIGN_PREFIX = 120
+_PREFIXES = _FOREIGN_PREFIX + 160
 #: Of a line longer than this only the beginning is read: banners have some thousand characters.
 _LONGEST = 1 << 20
 
@@ -90,12 +91,12 @@ def read_lines(path: Path) -> Iterator[str]:
 def parse_line(number: int, raw: str) -> Line:
     """Take one line apart; whatever it holds."""
     text = clean(raw)
-    found = _PREFIX.match(text)
-    if found is None and _TIME.search(text, 0, _FOREIGN_PREFIX + 160):
-        found = _PREFIX.search(text, 0, _FOREIGN_PREFIX + 160)
+    found = _PREFIX.match(text, 0, _PREFIXES)
+    if found is None and _TIME.search(text, 0, _PREFIXES):
+        found = _PREFIX.search(text, 0, _PREFIXES)
     if found is not None and found.start() <= _FOREIGN_PREFIX:
         return Line(number, found["process"] or "", _rank(found), found["level"], found["time"], text[found.end() :])
-    found = _WHO_ONLY.match(text)
+    found = _WHO_ONLY.match(text, 0, _PREFIXES)
     if found is not None:
         return Line(number, found["process"], _rank(found), "", "", text[found.end() :])
     return Line(number, "", "", "", "", text)
