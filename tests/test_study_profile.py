@@ -102,7 +102,7 @@ def test_the_timeline_is_the_median_step(desk: Desk) -> None:
     assert one_step(profile.files[0], "prefill") is None
     (figure,) = study.timelines(desk, [profile])
     assert isinstance(figure, Figure)
-    assert "(decode, 1 stream, rank 0): 20 kernels on 1 stream in 1.50 ms, busy 100 % of it" in figure.alt
+    assert "(decode step, 1 stream, rank 0): 20 kernels on 1 stream in 1.50 ms, busy 100 % of it" in figure.alt
     assert (desk.run.path / "figures" / "step_timeline_c1.png").is_file()
 
 
@@ -117,6 +117,14 @@ def test_a_host_timeline_adds_up_to_the_self_times_of_its_step() -> None:
     assert drawn == pytest.approx({name: ms for name, ms in kernels.items() if ms}, abs=1e-9)
     ends = [bar.start_ms + bar.duration_ms for bar in step.bars]
     assert all(end <= bar.start_ms + 1e-9 for end, bar in zip(ends, step.bars[1:], strict=False))
+
+
+def test_steps_of_an_unknown_kind_have_plain_words(desk: Desk) -> None:
+    plain = [StepLaw("ProfilerStep#1", one.kernels, pause_ns=one.pause_ns) for one in law(50_000)]
+    profile = profiled(desk, plain)
+    said = "At 1 stream gemm is 62.4 % of a step: 10 calls, 1.000 ms (all kernels together 94.8 %)."
+    assert study.top_sentence(profile) == said
+    assert study.breakdown_table(profile).caption.startswith("Step at 1 stream: 6 steps, mean 1.62 ms")
 
 
 def test_waits_and_collectives(desk: Desk) -> None:

@@ -46,10 +46,10 @@ def timelines(desk: Desk, profiles: Sequence[Profile]) -> list[Figure | Note]:
         first = next(path for path in profile.files if path.name == profile.report.ranks[0].label)
         step = trace.one_step(first, profile.phase)
         if step is None:
-            shown.append(Note(f"No {profile.phase} step to draw at {profile.streams}."))
+            shown.append(Note(f"No {profile.step} to draw at {profile.streams}."))
             continue
         data = {
-            "label": f"{profile.phase}, {profile.streams}, rank {profile.report.ranks[0].rank}",
+            "label": f"{profile.step}, {profile.streams}, rank {profile.report.ranks[0].rank}",
             "duration_ms": step.duration_ms,
             "events": [asdict(bar) for bar in step.bars],
         }
@@ -69,9 +69,9 @@ def changes(desk: Desk, profiles: Sequence[Profile]) -> list[Table | Note]:
         name, files = before
         change = trace.diff(trace.analyse(files), profile.report).phases.get(profile.phase)
         if change is None:
-            shown.append(Note(f"The last profile at {profile.streams} ({name}) holds no {profile.phase} step."))
+            shown.append(Note(f"The last profile at {profile.streams} ({name}) holds no {profile.step}."))
             continue
-        shown += _change_tables(change, f"{profile.phase.capitalize()} step at {profile.streams}", name)
+        shown += _change_tables(change, f"{profile.step.capitalize()} at {profile.streams}", name)
     return shown or [Note("Nothing was profiled.")]
 
 

@@ -20,6 +20,11 @@ TRACES = "*.pt.trace.json*"
 STOP_TIMEOUT_S = 1800.0  # writing the traces of eight ranks takes many minutes
 
 
+def step_name(phase: str) -> str:
+    """What a step of a phase is called."""
+    return "step" if phase == "all" else f"{phase} step"
+
+
 @dataclass(frozen=True)
 class Profile:
     """One profile: its concurrency, files, breakdown, and the inflation where an unprofiled TPOT is known."""
@@ -38,6 +43,11 @@ class Profile:
     def phase(self) -> str:
         """The phase shown: decode, or all where the trace has no decode step."""
         return "decode" if "decode" in self.report.phases else "all"
+
+    @property
+    def step(self) -> str:
+        """``decode step``, or ``step`` where the trace does not say of which kind."""
+        return step_name(self.phase)
 
 
 def record_traces(desk: Desk, progress: Callable[[str], None]) -> list[Profile]:
@@ -159,10 +169,13 @@ def top_sentence(profile: Profile) -> str:
     """``At 1 stream all_reduce is 51.5 % of a decode step: 122 calls, 11.17 ms (all kernels together 98 %).``"""
     phase = profile.report.phases[profile.phase]
     top = max(phase.categories, key=lambda part: part.ms_per_step)
+    whole = round(top.calls_per_step)
+    exact = abs(top.calls_per_step - whole) < 1e-6
+    calls = count(whole, "call") if exact else f"{number(top.calls_per_step)} calls"
     work = "all kernels" if any(rank.gpu_events for rank in profile.report.ranks) else "all traced operators"
     return (
         f"At {count(profile.concurrency, 'stream')} {top.category} is {number(100 * top.share_of_step)} % of a "
-        f"{profile.phase} step: {number(top.calls_per_step)} calls, {quantity(top.ms_per_step, 'ms', 4)}"
+        f"{profile.step}: {calls}, {quantity(top.ms_per_step, 'ms', 4)}"
         f" ({work} together {number(100 * phase.busy_share)} %)."
     )
 

@@ -9,7 +9,7 @@ from perfbook import figures
 from perfbook.desk import Desk
 from perfbook.figures import Figure
 from perfbook.report.table import Column, Note, Table
-from perfbook.study.profile.record import Profile
+from perfbook.study.profile.record import Profile, step_name
 from perfbook.trace.breakdown import Phase
 from perfbook.units import count, number, quantity
 
@@ -33,7 +33,7 @@ def step_table(name: str, phase: Phase, at: str, ranks: int, *, device: bool = T
             Column("of the step", "pct"), Column("calls per step"),
         ],
         rows,
-        caption=f"{name.capitalize()} step at {at}: {count(phase.steps, 'step')}, mean "
+        caption=f"{step_name(name).capitalize()} at {at}: {count(phase.steps, 'step')}, mean "
         f"{quantity(phase.step_mean_ms, 'ms')}, {'busy' if device else 'traced operators'} "
         f"{number(100 * phase.busy_share)} % (mean over {count(ranks, 'rank')})",
     )  # fmt: skip
@@ -68,7 +68,7 @@ def collectives_table(profile: Profile) -> Table | Note:
     """Each collective at each size: its time split into transfer and waiting, and who comes last."""
     found = profile.report.phases[profile.phase].collectives
     if not found:
-        return Note(f"No collective in a {profile.phase} step at {profile.streams}.")
+        return Note(f"No collective in a {profile.step} at {profile.streams}.")
     rows = [
         (
             one.category,
@@ -87,7 +87,7 @@ def collectives_table(profile: Profile) -> Table | Note:
             Column("longest wait", "us"), "rank waited for",
         ],
         rows,
-        caption=f"Collectives of a {profile.phase} step at {profile.streams}: transfer is the shortest duration over "
+        caption=f"Collectives of a {profile.step} at {profile.streams}: transfer is the shortest duration over "
         "ranks of the same call; the rest of a rank's time there it waits for the last to arrive",
     )  # fmt: skip
 
