@@ -157,7 +157,8 @@ def test_a_failing_notebook_is_named_with_its_reason_and_the_rest_stays() -> Non
         sample.write(run, name, notebook)
     sample.finish(run, nb04={"status": "failed", "reason": "MeasurementFailed: all 4 requests were refused"})
     text, page = rendered(run)
-    assert "The run ended with 6 of 7 notebooks completed." in page.text
+    reason = "MeasurementFailed: all 4 requests were refused"
+    assert f"The run ended with 6 of 7 notebooks completed: 04_sweep failed ({reason})." in page.text
     assert "Failed. MeasurementFailed: all 4 requests were refused To the cell" in page.text
     assert re.search(r'<a href="#04_sweep-[\w-]+">To the cell</a>', text)
     assert "04 Where does it saturate, and what stops it? failed" in page.text
@@ -177,7 +178,7 @@ def test_a_dead_server_leaves_a_report_that_says_which_numbers_are_missing() -> 
     assert f"Failed. {reason}" in page.text
     assert "Single stream not measured 03_single_stream skipped" in page.text
     assert "Skipped. needs 01_deploy, which failed" in page.text
-    assert "The run ended with 0 of 7 notebooks completed." in page.text
+    assert f"The run ended with 0 of 7 notebooks completed: 01_deploy failed ({reason}); 6 skipped." in page.text
 
 
 def test_an_interrupted_run_says_where_it_stopped() -> None:

@@ -100,8 +100,20 @@ def state(evidence: Evidence) -> tuple[str, str]:
         last = f"; the last record is from {when(evidence.last_sign)}" if evidence.last_sign else ""
         return "unfinished", f"No end is recorded: the run was interrupted or still goes on ({of}{last})."
     if done < len(evidence.notebooks) or not evidence.notebooks:
-        return "incomplete", f"The run ended with {of}."
+        return "incomplete", f"The run ended with {of}{_not_completed(evidence)}."
     return "complete", f"All {done} notebooks completed."
+
+
+def _not_completed(evidence: Evidence) -> str:
+    """``: 01_deploy failed (out of memory); 6 skipped``: what broke with its reason, and how many it took along."""
+    broken = [
+        f"{notebook.name} {notebook.status}" + (f" ({notebook.reason})" if notebook.reason else "")
+        for notebook in evidence.notebooks
+        if notebook.status not in (ENDED_WELL, "skipped")
+    ]
+    skipped = sum(notebook.status == "skipped" for notebook in evidence.notebooks)
+    said = [*broken, *([f"{skipped} skipped"] if skipped else [])]
+    return f": {'; '.join(said)}" if said else ""
 
 
 def warnings(evidence: Evidence) -> list[tuple[str, str]]:
