@@ -136,7 +136,8 @@ def peers_python(tracelens_source: str) -> Path:
         print("setting up the peers", flush=True)
         venv.create(cache, with_pip=True, clear=True)
         install = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-        subprocess.run([*install, *PEERS], check=True, timeout=300)
+        if subprocess.run([*install, *PEERS], timeout=300, check=False).returncode:
+            sys.exit(f"the peers cannot be installed: pip install {' '.join(PEERS)}")
         # Without its dependencies: this part of it needs none of the large ones.
         with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(
