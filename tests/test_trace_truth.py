@@ -301,6 +301,36 @@ def test_steps_without_annotations_are_found_by_repetition(tmp_path: Path) -> No
     assert report.phases["all"].step_mean_ms == pytest.approx(7 * 0.020 + 21 * 0.001 + 0.030, rel=1e-9)
 
 
+def without_annotations(path: Path) -> None:
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    trace["traceEvents"] = [e for e in trace["traceEvents"] if e["cat"] != "user_annotation"]
+    path.write_bytes(gzip.compress(json.dumps(trace).encode()))
+
+
+def test_replays_of_a_graph_of_equal_layers_are_steps(tmp_path: Path) -> None:
+    """Twenty equal layers: the sequence of kernels repeats 160 times, the graph eight times."""
+    for path in write_profile(tmp_path, simple(8), ranks=RANKS):
+        without_annotations(path)
+    report = analyse([tmp_path])
+    assert {r.how for r in report.ranks} == {"repeats"}
+    assert "no step annotations: 8 steps found by the replays of a graph" in report.ranks[0].warnings
+    whole = report.phases["all"]
+    assert (whole.steps, whole.step_mean_ms) == (8, pytest.approx(20 * 0.081 + 0.020))
+    assert next(p.calls_per_step for p in whole.categories if p.category == "all_reduce") == 20
+    assert whole.collectives[0].transfer_us == pytest.approx(30)
+
+
+def test_graphs_that_are_pieces_of_a_step_are_no_steps(tmp_path: Path) -> None:
+    gemm, norm = Kernel("nvjet_tst_64x16", 40_000), Kernel("void vllm::rms_norm_kernel<c10>", 9_000)
+    pieces = [(norm, gemm, gemm), *[(gemm, norm, gemm)] * 4, (gemm, gemm, Kernel("_topk_topp_kernel", 5_000))]
+    steps = [StepLaw("not an annotation", kernels, pause_ns=20_000) for kernels in pieces] * 5
+    (path,) = write_profile(tmp_path, steps)
+    without_annotations(path)
+    report = analyse([path])
+    assert report.phases["all"].steps == 5
+    assert any("the repeating sequence of kernels" in w for w in report.ranks[0].warnings)
+
+
 def test_compiling_and_cut_off_steps_are_set_aside(tmp_path: Path) -> None:
     steps = simple(6)
     cut = StepLaw(steps[0].annotation, steps[0].kernels[:30], True, 20_000)

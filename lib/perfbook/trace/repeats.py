@@ -1,4 +1,4 @@
-"""Steps without annotations: the period of a repeating sequence of kernels."""
+"""Steps without annotations: replays of one graph, or the period of a repeating sequence of kernels."""
 
 from __future__ import annotations
 
@@ -8,6 +8,31 @@ from perfbook.trace.columns import Columns, IntArray
 
 _LEAST_REPEATS = 3
 _ALIKE = 0.9
+
+
+def replayed_starts(gpu: Columns, graph_launches: IntArray) -> IntArray | None:
+    """Positions in ``gpu`` at which a replay of one and the same graph starts; None where those are no steps.
+
+    Layers look alike, so a graph of nothing but layers repeats within a step too: its launch tells the steps apart.
+    Where a step consists of several graphs these are not alike, the first and the last at least.
+
+    Parameters
+    ----------
+    gpu : device events in order of start.
+    graph_launches : correlations of the launches of graphs.
+    """
+    inside = np.flatnonzero(np.isin(gpu.correlation, graph_launches))
+    if len(inside) < _ALIKE * len(gpu):
+        return None
+    _, first, graph, counts = np.unique(
+        gpu.correlation[inside], return_index=True, return_inverse=True, return_counts=True
+    )
+    usual = int(np.median(counts))
+    if len(counts) < _LEAST_REPEATS or usual < 2 or np.mean(counts == usual) < _ALIKE:
+        return None
+    in_turn = np.argsort(graph, kind="stable")
+    table = gpu.name[inside[in_turn[(counts == usual)[graph[in_turn]]]]].reshape(-1, usual)
+    return np.sort(inside[first]) if np.mean(table == table[0]) >= _ALIKE else None
 
 
 def repeated_starts(gpu: Columns) -> IntArray | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfbook.trace.columns import UNKNOWN, Columns, IntArray, Trace, blocks, narrow
-from perfbook.trace.repeats import repeated_starts
+from perfbook.trace.repeats import repeated_starts, replayed_starts
 
 PHASES = ("decode", "prefill", "mixed")
 
@@ -66,7 +66,7 @@ class Segmentation:
 
     Attributes
     ----------
-    how : "annotations", "repeats" (a pattern of kernels) or "one step".
+    how : "annotations", "repeats" (a pattern of kernels, or replays of a graph) or "one step".
     steps : in order.
     owner : per device event the index of its step, -1 for none; per host operator in a trace without device events.
     launch_ns : per device event the start of its launch, ``UNKNOWN`` where no launch is recorded.
@@ -131,17 +131,27 @@ def find_steps(trace: Trace, gpu: Columns) -> Segmentation:
             owner = _between_neighbours(gpu, narrow(owner))
         return Segmentation("annotations", _judged(steps, trace, owner, warnings), owner, launch, tuple(warnings))
     events = gpu if len(gpu) else trace.ops
-    if len(gpu) and (positions := repeated_starts(gpu)) is not None:
+    positions = replayed_starts(gpu, _graph_launches(trace)) if len(gpu) else None
+    found_by = "the replays of a graph"
+    if len(gpu) and positions is None:
+        positions, found_by = repeated_starts(gpu), "the repeating sequence of kernels"
+    if positions is not None:
         times = gpu.start_ns[positions]
         owner = np.searchsorted(times, gpu.start_ns, "right") - 1
         ends = [*times[1:].tolist(), int(gpu.end_ns.max())]
         steps = [Step(f"repeat {i}", int(a), int(b)) for i, (a, b) in enumerate(zip(times, ends, strict=True))]
-        warnings.append(f"no step annotations: {len(steps)} steps found by the repeating sequence of kernels")
+        warnings.append(f"no step annotations: {len(steps)} steps found by {found_by}")
         return Segmentation("repeats", tuple(steps), owner, launch, tuple(warnings))
     if len(events):
         warnings.append("no step annotations and no repeating sequence: the whole trace is taken as one step")
         steps = [Step("whole trace", int(events.start_ns[0]), int(events.end_ns.max()))]
     return Segmentation("one step", tuple(steps), np.zeros(len(events), np.int64), launch, tuple(warnings))
+
+
+def _graph_launches(trace: Trace) -> IntArray:
+    """Correlations of the launches of graphs."""
+    launches = np.array(["GraphLaunch" in name for name in trace.names], bool)
+    return trace.launches.correlation[launches[trace.launches.name]] if len(trace.launches) else np.zeros(0, np.int64)
 
 
 def _annotated(trace: Trace) -> list[Step]:
