@@ -176,9 +176,9 @@ def _attached(server: Server) -> Iterator[Problem]:
             "warning", "the certificate is not checked", "server.verify_tls",
             "anybody on the way could answer and see the key", "set it to true where you can",
         )  # fmt: skip
-    if server.log_file is None:
+    if server.log_file is None and not server.commands.read_log:
         yield Problem("skipped", "what its log says", "server.log_file", "no log is named", "name a copy of it")
-    elif not server.log_file.is_file():
+    elif server.log_file is not None and not server.log_file.is_file():
         yield Problem("error", f"no file {server.log_file}", "server.log_file", "it cannot be read", "correct the path")
     yield Problem(
         "skipped", "arguments, environment, devices and memory of the server", "server.base_url",
