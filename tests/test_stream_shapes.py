@@ -126,6 +126,10 @@ def test_an_error_inside_the_stream_is_a_failure_and_keeps_the_tokens_before_it(
     assert seen.text == "a"
     assert Timed((10, error)).parsed.error == "stream_error"
     assert Timed((10, event(object="error", message="no"))).parsed.error == "stream_error"
+    assert Timed((10, event(object="error"))).parsed.detail == "error object without a message"
+    assert Timed((10, event(object="list", message="error") + DONE)).parsed.error is None
+    assert Timed((10, event(object=5, message="error"))).parsed.error == "bad_event"
+    assert Timed((10, delta(content="error") + event(choices=[], error=None)), (11, DONE)).parsed.error is None
     assert Timed((10, b"event: error\ndata: boom\n\n")).parsed.error == "stream_error"
     assert Timed((10, event(error="boom"))).parsed.detail == "boom"
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import socket
 
 import pytest
 
 from perfbook.errors import ServerFailed
-from perfbook.stream.load import measure
+from perfbook.stream import load
+from perfbook.stream.load import Deadlines, measure
 from perfbook.stream.workload import RequestShape, fixed_prompts
 from test_stream_load import END, HEAD, count_to, serving, token
 
@@ -40,18 +42,25 @@ class Patience:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_silent_cell_is_ended_and_keeps_what_arrived(processes: int) -> None:
+def test_a_silent_cell_is_ended_and_keeps_what_arrived(processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "MUTE_S", 0.5)
     watch = Patience(0.8)
+    told: list[str] = []
     with serving(Hangs(4)) as endpoint:
         cell = measure(
             endpoint, fixed_prompts("hello", 8), RequestShape(5), concurrency=2, requests=8, warmup=0, watch=watch,
-            processes=processes,
+            processes=processes, progress=told.append, deadlines=Deadlines(first_byte_s=60, stall_s=7),
         )  # fmt: skip
     assert cell.details["ended"] == "silent for more than 0.8 s"
     assert (cell.summary["ok"], cell.summary["errors"]) == (4, {"given_up": 2})
     assert cell.summary["validity"]["verdict"] == "invalid"
     assert cell.summary["validity"]["reasons"][-1] == "silent for more than 0.8 s"
     assert cell.summary["output_tokens"] == 20
+    silent = re.compile(
+        rf"c2: 4 of 8 requests after \d\.\d s, no byte from 127\.0\.0\.1:{endpoint.port} for \d s, "
+        r"waiting up to 60 s for a first byte, 7 s for the next"
+    )
+    assert silent.fullmatch(told[-1])
     assert max(watch.heard) < 30  # seconds of silence, not nanoseconds or clock readings
 
 

@@ -57,25 +57,41 @@ class Usage(msgspec.Struct, gc=False):
     prompt_tokens_details: PromptDetails | None = None
 
 
+_NO_ERROR = msgspec.Raw(b"null")
+
+
 class Chunk(msgspec.Struct, gc=False):
     """One payload of the stream; ``error`` in any form makes it a failure report."""
 
     choices: list[Choice] | None = None
     usage: Usage | None = None
-    error: msgspec.Raw = msgspec.Raw(b"null")
+    error: msgspec.Raw = _NO_ERROR
+
+
+class _ErrorObject(msgspec.Struct):
+    """The form in which the payload itself is the error."""
+
     object: str | None = None
     message: str | None = None
 
-    def failure(self) -> str | None:
-        """The error text that a server put inside a 200 stream; None when there is none."""
-        if bytes(self.error) != b"null":
-            return error_text(bytes(self.error))
-        if self.object == "error":
-            return self.message or "error object without a message"
-        return None
-
 
 decode = msgspec.json.Decoder(Chunk).decode
+
+
+_decode_error = msgspec.json.Decoder(_ErrorObject).decode
+
+
+def failure(chunk: Chunk, data: bytes) -> str | None:
+    """The error text that a server put inside a 200 stream; None when there is none. ``data`` is the chunk's
+    payload.
+    """
+    if chunk.error is not _NO_ERROR and bytes(chunk.error) != b"null":
+        return error_text(bytes(chunk.error))
+    if not chunk.choices and b'"error"' in data:
+        whole = _decode_error(data)
+        if whole.object == "error":
+            return whole.message or "error object without a message"
+    return None
 
 
 def channels(chunk: Chunk) -> tuple[str, str]:

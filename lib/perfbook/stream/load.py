@@ -123,10 +123,12 @@ def measure(
         return Job(endpoint, sent, asked, limits, name, kernel_times)
 
     ended: list[str] = []
+    place = f"{endpoint.host}:{endpoint.port}"
+    patience = f"waiting up to {limits.first_byte_s:g} s for a first byte, {limits.stall_s:g} s for the next"
 
     def heard(done: int, after_s: float, silent_s: float, what: str = f"{requests} requests") -> str | None:
         if progress is not None:
-            mute = f", no byte for {silent_s:.0f} s" if silent_s >= MUTE_S else ""
+            mute = f", no byte from {place} for {silent_s:.0f} s, {patience}" if silent_s >= MUTE_S else ""
             progress(f"{name}: {done} of {what} after {after_s:.1f} s{mute}")
         reason = watch(silent_s) if watch is not None else None
         ended.extend([] if reason is None or ended else [reason])

@@ -191,7 +191,7 @@ def _read_events(out: Parsed, body: bytes, body_ends: Sequence[int]) -> None:
         events.append(last)
     read = 0
     reads, later = out.read, out.later
-    decode, channels = chunks.decode, chunks.channels
+    decode, channels, fails = chunks.decode, chunks.channels, chunks.failure
     for data, end, name in events:
         while body_ends[read] < end:
             read += 1
@@ -204,13 +204,15 @@ def _read_events(out: Parsed, body: bytes, body_ends: Sequence[int]) -> None:
             continue
         try:
             chunk = decode(data)
+            failure = fails(chunk, data)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             if name == b"error":
                 out.fail("stream_error", chunks.error_text(data))
             else:
                 out.fail("bad_event", f"{error} in {data[:80]!r}")
             continue
-        failure = chunk.failure() or (chunks.error_text(data) if name == b"error" else None)
+        if failure is None and name == b"error":
+            failure = chunks.error_text(data)
         if failure is not None:
             out.fail("stream_error", failure)
             continue
