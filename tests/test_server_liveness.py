@@ -22,7 +22,7 @@ from perfbook.record.run import Run
 from perfbook.server import catalog, liveness, process, state, tree
 from perfbook.stream.cell import Cell
 from perfbook.stream.workload import fixed_prompts
-from perfbook.study import sweep
+from perfbook.study import relaunch, sweep
 from perfbook.study.load import LoadRequest, run_load
 
 LAW: dict[str, Any] = {
@@ -157,6 +157,24 @@ def test_the_load_command_ends_where_a_server_hangs_and_reports_what_it_has(monk
     assert [cell.summary["concurrency"] for cell in report.cells] == [1, 2]
     assert report.cells[1].summary["validity"]["verdict"] == "invalid"
     assert any(note.startswith("ended at 2 streams: the server is hung") for note in report.notes)
+
+
+def test_a_setting_that_hangs_is_left_out_and_the_baseline_is_up_at_the_end() -> None:
+    """Every launch of this stand-in stalls after 50 tokens; the baseline's first cell is measured before."""
+    variant, run = rehearsed({"kind": "stall", "after_tokens": 50})
+    tuned = {"settings": {"hangs": {"env": {"NCCL_PROTO": "LL"}}}, "launches": 1, "requests_per_stream": 2}
+    variant = make_variant({**variant.sections(), "tuning": tuned}, "test")
+    desk = Desk("05_nccl_tuning", variant, run)
+    desk.server()
+    launches = relaunch.schedule(["hangs"], 1)
+    assert [launch.setting for launch in launches] == ["hangs", "baseline"]
+    with pytest.raises(
+        ServerFailed, match=HUNG
+    ):  # the baseline hangs as well: that ends 05, the setting alone does not
+        relaunch.confirm(desk, relaunch.Plan(tuple(launches), 0.0), lambda text: None)
+    [failed] = run.records("tuning_failed")
+    assert (failed["setting"], failed["error"].partition(":")[0]) == ("hangs", "the server is hung")
+    assert process.find(run) is None
 
 
 def test_a_profile_that_is_being_taken_is_ended_before_its_server() -> None:

@@ -14,7 +14,7 @@ from perfbook.study.tuning.view import describe
 from perfbook.study.tuning.window import Screening
 from perfbook.units import count, quantity
 
-NO_START, WITHIN_NOISE = "does not start", "within the client's noise"
+NO_START, WITHIN_NOISE = "does not start or stay up", "within the client's noise"
 
 
 def conclude(desk: Desk, screening: Screening, decisions: Sequence[Decision]) -> Verdict:
