@@ -21,7 +21,8 @@ from perfbook.server.liveness import Watch
 from perfbook.server.metrics import delta, parse_metrics
 from perfbook.stream.ask import ask
 from perfbook.stream.client import Endpoint
-from perfbook.stream.workload import RequestShape, ServerTokenizer
+from perfbook.stream.tokenizers import ServerTokenizer
+from perfbook.stream.workload import RequestShape
 
 RECORDED = (Path(__file__).parent / "data" / "vllm_0.32_metrics.txt").read_text(encoding="utf-8")
 KEY = "sesame-open-8731"

@@ -18,7 +18,8 @@ from perfbook.server.endpoints import Endpoints
 from perfbook.stream.ask import ask
 from perfbook.stream.client import Deadlines, Endpoint
 from perfbook.stream.load import Cell, measure
-from perfbook.stream.workload import RequestShape, ServerTokenizer, exact_prompts, fixed_prompts
+from perfbook.stream.tokenizers import ServerTokenizer
+from perfbook.stream.workload import RequestShape, exact_prompts, fixed_prompts
 
 pytest.importorskip("vllm", reason="the real server is not installed")
 

@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 
 from perfbook.errors import BadInput
 from perfbook.stream.client import Endpoint
-from perfbook.stream.workload import (
-    LocalTokenizer,
-    Prompt,
-    RequestShape,
-    ServerTokenizer,
-    draw_lengths,
-    exact_prompts,
-    fixed_prompts,
-    read_prompts,
-)
+from perfbook.stream.promptfile import read_prompts
+from perfbook.stream.tokenizers import LocalTokenizer, ServerTokenizer
+from perfbook.stream.workload import Prompt, RequestShape, draw_lengths, exact_prompts, fixed_prompts
 
 CHAT = Endpoint("http://h:1", "m")
 PLAIN = Endpoint("http://h:1", "m", kind="completions")

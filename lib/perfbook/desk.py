@@ -36,15 +36,9 @@ from perfbook.server.telemetry import energy_per_token_j
 from perfbook.stream.cell import Cell, with_reasons
 from perfbook.stream.client import Endpoint
 from perfbook.stream.load import measure as measure_cell
-from perfbook.stream.workload import (
-    LocalTokenizer,
-    Prompt,
-    RequestShape,
-    ServerTokenizer,
-    Tokenizer,
-    exact_prompts,
-    read_prompts,
-)
+from perfbook.stream.promptfile import read_prompts
+from perfbook.stream.tokenizers import LocalTokenizer, ServerTokenizer, Tokenizer
+from perfbook.stream.workload import Prompt, RequestShape, exact_prompts
 
 
 @dataclass(frozen=True)

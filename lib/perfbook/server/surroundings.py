@@ -15,7 +15,7 @@ from perfbook.record import devices
 from perfbook.record.devices import Gpu
 from perfbook.server import catalog, ports
 from perfbook.server.problems import Problem
-from perfbook.stream.workload import read_prompts
+from perfbook.stream.promptfile import read_prompts
 
 _ROOM_BYTES = 2 * 10**9
 _NCCL_FILES = (Path("/etc/nccl.conf"), Path("~/.nccl.conf"))

@@ -8,26 +8,17 @@ seed.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
-import requests
 
-from perfbook import http
-from perfbook.errors import BadInput, ServerFailed
+from perfbook.errors import BadInput
 from perfbook.stream.endpoint import Endpoint
+from perfbook.stream.tokenizers import LocalTokenizer, Tokenizer
 from perfbook.stream.words import FILLERS, WORDS
-
-
-class Tokenizer(Protocol):
-    """Anything that counts the tokens of a text without special tokens."""
-
-    def count(self, text: str) -> int:
-        """Number of tokens."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,68 +106,6 @@ class RequestShape:
                 body["stream_options"]["continuous_usage_stats"] = True
         body.update(self.extra_body)
         return msgspec.json.encode(body)
-
-
-class LocalTokenizer:
-    """The tokenizer of a local model directory (its ``tokenizer.json``, else through transformers)."""
-
-    def __init__(self, model_dir: str | Path) -> None:
-        path = Path(model_dir)
-        self._encode: Callable[[str], Sequence[int]]
-        try:
-            if (path / "tokenizer.json").is_file():
-                from tokenizers import Tokenizer as Fast
-
-                fast = Fast.from_file(str(path / "tokenizer.json"))
-                self._encode = lambda text: fast.encode(text, add_special_tokens=False).ids
-            else:
-                from transformers import AutoTokenizer
-
-                slow = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-                self._encode = lambda text: slow.encode(text, add_special_tokens=False)
-        except Exception as error:  # both libraries raise what they like
-            first = str(error).strip().splitlines()[:1]
-            raise BadInput(f"no tokenizer can be read from {path}: {''.join(first)}; name a model directory") from None
-
-    def count(self, text: str) -> int:
-        """Number of tokens, no special tokens."""
-        return len(self._encode(text))
-
-
-class ServerTokenizer:
-    """The server's own ``/tokenize`` (vLLM); use ``find`` to learn whether there is one."""
-
-    def __init__(self, endpoint: Endpoint, timeout_s: float = 30.0) -> None:
-        self._url = endpoint.root.rsplit("/", 1)[0] + "/tokenize"
-        self._model = endpoint.model
-        self._timeout_s = timeout_s
-        self._session = http.plain_session()
-        if endpoint.api_key is not None:
-            self._session.headers["Authorization"] = f"Bearer {endpoint.api_key}"
-
-    @classmethod
-    def find(cls, endpoint: Endpoint) -> ServerTokenizer | None:
-        """The server's tokenizer, None where it does not answer as vLLM does."""
-        tokenizer = cls(endpoint)
-        try:
-            tokenizer.count("one two")
-        except ServerFailed:
-            return None
-        return tokenizer
-
-    def count(self, text: str) -> int:
-        """Number of tokens, no special tokens; one HTTP request. ``ServerFailed`` when it has no answer."""
-        body = {"model": self._model, "prompt": text, "add_special_tokens": False}
-        try:
-            answer = http.send(
-                self._session, "POST", self._url, connect_s=self._timeout_s, read_s=self._timeout_s, json=body
-            )
-            if answer.status_code != 200:
-                raise ValueError(f"{answer.status_code} {answer.text[:100]}")
-            return int(answer.json()["count"])
-        except (requests.RequestException, KeyError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ServerFailed(f"{self._url} does not count tokens as vLLM does: {reason}") from None
 
 
 def exact_prompts(
@@ -275,50 +204,3 @@ def draw_lengths(spec: int | Mapping[str, Sequence[float]], count: int, seed: in
 def fixed_prompts(text: str, count: int) -> list[Prompt]:
     """The same text ``count`` times; after the first the server may answer from its prefix cache."""
     return [Prompt(text=text)] * count
-
-
-def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
-    """Read prompts from JSON lines, or from one JSON array (as ShareGPT is shipped).
-
-    Each entry is ``{"prompt": …}``, ``{"text": …}``, ``{"messages": […]}`` or ShareGPT's ``{"conversations":
-    [{"from": "human", "value": …}, …]}`` (first human turn); ``output_tokens`` may stand beside it. Entries
-    of the last form without a human turn are skipped, as they are in that data set.
-    """
-    try:
-        raw = Path(path).read_bytes()
-    except OSError as error:
-        raise BadInput(f"prompt file {path} cannot be read: {error.strerror}") from None
-    prompts: list[Prompt] = []
-    lines = raw.splitlines() if not raw.lstrip().startswith(b"[") else [raw]
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            entry = msgspec.json.decode(line)
-        except msgspec.DecodeError as error:
-            raise BadInput(f"prompt file {path} line {number} is not JSON: {error}") from None
-        for one in entry if isinstance(entry, list) else [entry]:
-            prompt = _prompt_of(one, f"{path} line {number}")
-            if prompt is not None:
-                prompts.append(prompt)
-            if limit is not None and len(prompts) >= limit:
-                return prompts
-    if not prompts:
-        raise BadInput(f"prompt file {path} holds no prompt")
-    return prompts
-
-
-def _prompt_of(entry: Any, where: str) -> Prompt | None:
-    if isinstance(entry, dict):
-        asked = entry.get("output_tokens")
-        output = asked if isinstance(asked, int) and asked > 0 else None
-        text = entry.get("prompt", entry.get("text"))
-        if isinstance(text, str):
-            return Prompt(text=text, output_tokens=output)
-        if isinstance(entry.get("messages"), list):
-            return Prompt(messages=tuple(entry["messages"]), output_tokens=output)
-        if isinstance(entry.get("conversations"), list):
-            turns = (t for t in entry["conversations"] if isinstance(t, dict) and t.get("from") in ("human", "user"))
-            first = next(turns, {}).get("value")
-            return Prompt(text=first, output_tokens=output) if isinstance(first, str) and first else None
-    raise BadInput(f"prompt file {where}: an entry needs prompt, text, messages or conversations")

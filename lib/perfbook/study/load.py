@@ -20,7 +20,8 @@ from perfbook.stream.cell import Cell
 from perfbook.stream.endpoint import Deadlines, Endpoint
 from perfbook.stream.export import vllm_bench_result
 from perfbook.stream.load import measure
-from perfbook.stream.workload import RequestShape, ServerTokenizer, exact_prompts
+from perfbook.stream.tokenizers import ServerTokenizer
+from perfbook.stream.workload import RequestShape, exact_prompts
 from perfbook.study import noise
 from perfbook.units import number, percent
 
