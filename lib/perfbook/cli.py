@@ -68,11 +68,18 @@ def run(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="A stand-in serves, by the file's law; measures no hardware.")
     ] = False,
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="ray[://ADDRESS]", help="A Ray cluster: a node per variant.")
+    ] = None,
 ) -> int:
     """Run the notebooks for each variant and write the report."""
     from perfbook.batch.campaign import Options, run_campaign
 
     options = Options(only.split(","), overrides or (), resume, keep_server, force, allow_commands, rehearse)
+    if on is not None:
+        from perfbook.cluster.campaign import run_on
+
+        return run_on(on, params, options)
     return run_campaign(params, options)
 
 

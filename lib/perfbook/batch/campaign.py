@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,8 @@ def run_campaign(files: Sequence[Path], options: Options, terminal: Terminal | N
         A parameter file or ``--only`` cannot be used; nothing was started.
     """
     terminal = terminal or Terminal()
-    variants = [load_variant(path, options.overrides) for path in files]
+    variants = prepare(files, options)
     notebooks = select(sequence(), options.only)
-    for variant in variants:
-        if options.rehearse:
-            law_of(variant)
-        if variant.on_end and not options.allow_commands:
-            raise BadInput(f"{variant.variant}: on_end would run {variant.on_end}: allow it with --allow-commands")
     done: list[Result] = []
     interrupted = False
     with (
@@ -99,6 +94,24 @@ def run_campaign(files: Sequence[Path], options: Options, terminal: Terminal | N
     return 0 if all(result.complete for result in done) and len(done) == len(variants) else 1
 
 
+def prepare(files: Sequence[Path], options: Options) -> list[Variant]:
+    """The variants, each fit to be run.
+
+    Raises
+    ------
+    BadInput
+        A parameter file or ``--only`` cannot be used, or asks for what is not allowed.
+    """
+    variants = [load_variant(path, options.overrides) for path in files]
+    select(sequence(), options.only)
+    for variant in variants:
+        if options.rehearse:
+            law_of(variant)
+        if variant.on_end and not options.allow_commands:
+            raise BadInput(f"{variant.variant}: on_end would run {variant.on_end}: allow it with --allow-commands")
+    return variants
+
+
 def _run_variant(
     variant: Variant,
     notebooks: Sequence[Notebook],
@@ -112,6 +125,10 @@ def _run_variant(
     run = found or Run.start(variant, rehearsed=options.rehearse)
     result.run = run
     known = hardware_of(run).provenance(variant)
+    elsewhere = _measured_elsewhere(run, known)
+    if elsewhere:
+        terminal.note(f"measured on {elsewhere}, going on on {known.get('host')}: what depends on the host is redone")
+        run.write_header({"notebooks": []})
     run.write_header({"provenance": known, "finished": None, "batch": _me(options.keep_server)}, variant)
     terminal.start(run, [notebook.name for notebook in notebooks], _took_before(run))
     interrupted = False
@@ -131,6 +148,12 @@ def _run_variant(
     if variant.on_end:
         _run_on_end(variant.on_end, run, terminal)
     return interrupted
+
+
+def _measured_elsewhere(run: Run, known: Mapping[str, Any]) -> str:
+    """The other host that a resumed run was measured on; empty where it is this one, or a rehearsal's law."""
+    before = (run.header.get("provenance") or {}).get("host")
+    return str(before) if before and not run.rehearsed and before != known.get("host") else ""
 
 
 def _took_before(run: Run) -> dict[str, float]:

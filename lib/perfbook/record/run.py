@@ -57,7 +57,7 @@ class Run:
         if rehearsed:
             jsonl.write_atomically(run.law_path, json.dumps(variant.rehearsal, indent=1, ensure_ascii=False) + "\n")
         run.write_header({"schema": SCHEMA, "started": now_utc(), "rehearsed": rehearsed}, variant)
-        _point(parent / (LATEST_REHEARSAL if rehearsed else LATEST), path)
+        run.point()
         return run
 
     @classmethod
@@ -128,6 +128,10 @@ class Run:
         jsonl.write_atomically(
             self.path / "run.json", json.dumps(jsonl.plain(header), indent=1, ensure_ascii=False) + "\n"
         )
+
+    def point(self) -> None:
+        """Make ``latest`` (of a rehearsal ``latest-rehearsal``) point at this run."""
+        _point(self.path.parent / (LATEST_REHEARSAL if self.rehearsed else LATEST), self.path)
 
     def begin(self, notebook: str) -> None:
         """A notebook starts measuring: what its earlier attempts recorded is superseded."""

@@ -1,0 +1,240 @@
+"""``perfbook run PARAMS… --on ray``: each variant on a node of its own, its run brought home as it grows.
+
+A variant is a Ray actor that needs its devices and the whole of a node's ``measurement``, a resource that keeps two
+campaigns off one node; nodes are started with ``--resources='{"measurement": 1}'``. When a node dies, its variant goes
+on elsewhere from what was brought home; when this process dies, Ray ends the actors, and with them their servers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perfbook import paths
+from perfbook.batch.campaign import INTERRUPTED, Options, finish, prepare
+from perfbook.batch.execute import Outcome
+from perfbook.batch.result import Result
+from perfbook.batch.terminal import Terminal
+from perfbook.cluster import carry
+from perfbook.cluster.carry import State
+from perfbook.cluster.node import PATIENCE_S, Station
+from perfbook.errors import BadInput, ServerFailed
+from perfbook.params import Variant
+from perfbook.record.run import Run
+
+MEASUREMENT = "measurement"
+_TRIES = 3  # nodes on which a variant is begun before it is given up
+
+
+@dataclass
+class Placed:
+    """A variant and where it runs."""
+
+    variant: Variant
+    text: str
+    result: Result
+    station: Any = None
+    pending: Any = None
+    run: str = ""
+    sent: dict[str, State] = field(default_factory=dict)
+    tries: int = 0
+    code: int | None = None
+
+
+def run_on(address: str, files: Sequence[Path], options: Options, terminal: Terminal | None = None) -> int:
+    """Run every variant on the cluster; returns the exit code: 0 complete, 1 something failed, 130 interrupted.
+
+    Parameters
+    ----------
+    address : str
+        ``ray``: the cluster that this machine belongs to (``RAY_ADDRESS``, or one started here), else one of this
+        machine alone; ``ray://HOST:PORT``: a cluster's client port; ``ray:HOST:PORT`` its own.
+
+    Raises
+    ------
+    BadInput
+        Ray is not installed, a parameter file cannot be used, or no node offers what a variant needs.
+    ServerFailed
+        The cluster cannot be reached.
+    """
+    terminal = terminal or Terminal()
+    variants = prepare(files, options)
+    if options.resume:
+        raise BadInput(
+            "--resume is for runs of this machine; on a cluster, a variant that lost its node resumes itself"
+        )
+    ray = connect(address)
+    placed = [
+        Placed(one, file.read_text(encoding="utf-8"), Result(one.variant))
+        for one, file in zip(variants, files, strict=True)
+    ]
+    try:
+        for one in placed:
+            _require_node(ray, one.variant, rehearsed=options.rehearse)
+        interrupted = _follow(ray, placed, options, terminal)
+    finally:
+        ray.shutdown()
+    for one in placed:
+        _settle(one)
+    terminal.conclude([one.result for one in placed])
+    if interrupted:
+        return INTERRUPTED
+    return 0 if all(one.code == 0 and one.result.complete for one in placed) else 1
+
+
+def connect(address: str) -> Any:
+    """Ray, connected.
+
+    Raises
+    ------
+    BadInput
+        It is not installed, or the address is none.
+    ServerFailed
+        Nothing answers there.
+    """
+    if not re.fullmatch(r"ray(:(//)?[^/\s]+:\d+)?", address):
+        raise BadInput(f"--on {address}: write ray, ray://HOST:PORT (a client port) or ray:HOST:PORT")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise BadInput("--on ray: Ray is not installed here; pip install 'perfbook[ray]'") from None
+    quiet = {"log_to_driver": False, "logging_level": "error"}
+    try:
+        if address != "ray":
+            ray.init(address if address.startswith("ray://") else address.removeprefix("ray:"), **quiet)
+        else:
+            try:
+                ray.init("auto", **quiet)
+            except ConnectionError:
+                ray.init(resources={MEASUREMENT: 1}, include_dashboard=False, **quiet)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise ServerFailed(f"--on {address}: no Ray cluster answers there ({said})") from None
+    return ray
+
+
+def needs(variant: Variant, *, rehearsed: bool) -> dict[str, float]:
+    """What a node must offer: every GPU of the server (TP x PP x DP), else a core; and the whole of its measurement.
+
+    A variant that sets the CPU backend's variables (``VLLM_CPU_…``), an attached one and a rehearsal need no GPU.
+    """
+    args = {key.lstrip("-").replace("_", "-"): value for key, value in variant.server.args.items()}
+    sizes = [args.get(f"{kind}-parallel-size", 1) for kind in ("tensor", "pipeline", "data")]
+    gpus = 1
+    for size in sizes:
+        gpus *= size if isinstance(size, int) else 1
+    on_cpu = any(name.startswith("VLLM_CPU_") for name in variant.server.env)
+    on_gpus = not rehearsed and variant.server.base_url is None and not on_cpu
+    return {("GPU" if on_gpus else "CPU"): float(gpus if on_gpus else 1), MEASUREMENT: 1.0}
+
+
+def _require_node(ray: Any, variant: Variant, *, rehearsed: bool) -> None:
+    """Ray waits without a word for what no node has: so ask before."""
+    wanted = needs(variant, rehearsed=rehearsed)
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
+        return
+    said = ", ".join(f"{amount:g} {name}" for name, amount in wanted.items())
+    raise BadInput(
+        f"{variant.variant}: no node of the cluster offers {said}; start its nodes with "
+        f"""--resources='{{"{MEASUREMENT}": 1}}' and the devices that the variant needs"""
+    )
+
+
+def _follow(ray: Any, placed: Sequence[Placed], options: Options, terminal: Terminal) -> bool:
+    """Start everything, and bring home what comes until all have ended; returns whether it was interrupted."""
+    interrupted = False
+    for one in placed:
+        _begin(ray, one, options)
+    while running := [one for one in placed if one.code is None and not one.result.error]:
+        try:
+            ready, _ = ray.wait([one.pending for one in running], timeout=1.0)
+            for one in running:
+                if one.pending in ready:
+                    _hear(ray, one, options, terminal)
+        except KeyboardInterrupt:
+            if interrupted:
+                raise
+            interrupted = True
+            terminal.note(f"interrupted: stopping the servers on their nodes (up to {PATIENCE_S:.0f} s)")
+            for one in running:
+                if one.run:
+                    one.station.interrupt.remote()
+                else:  # still waiting for a node
+                    one.result.error = "interrupted"
+                    ray.kill(one.station)
+    return interrupted
+
+
+def _begin(ray: Any, one: Placed, options: Options) -> None:
+    """Ask for a node; what an earlier node had finished goes with the variant."""
+    one.tries += 1
+    wanted = needs(one.variant, rehearsed=options.rehearse)
+    cpus, gpus = wanted.pop("CPU", 0), wanted.pop("GPU", 0)
+    one.station = ray.remote(Station).options(num_cpus=cpus, num_gpus=gpus, resources=wanted).remote()
+    earlier = []
+    if one.run:
+        folder = paths.outputs() / one.variant.variant / one.run
+        earlier = [(one.run, piece) for piece in carry.changes(folder, {})]
+    one.sent = {}
+    one.station.start.remote(one.variant.variant, one.text, _words(options, resume=bool(one.run)), earlier)
+    one.pending = one.station.news.remote(one.variant.variant, dict(one.sent))
+
+
+def _words(options: Options, *, resume: bool) -> list[str]:
+    """The command line of the campaign on its node."""
+    words = [word for value in options.overrides for word in ("--set", value)]
+    words += ["--only", ",".join(options.only)] if any(options.only) else []
+    chosen = {
+        "--resume": resume, "--force": options.force, "--allow-commands": options.allow_commands,
+        "--rehearse": options.rehearse,
+    }  # fmt: skip
+    return words + [word for word, wanted in chosen.items() if wanted]
+
+
+def _hear(ray: Any, one: Placed, options: Options, terminal: Terminal) -> None:
+    """Take one answer of a node: lines to the terminal, pieces into the run's folder here."""
+    name = one.variant.variant
+    try:
+        news = ray.get(one.pending)
+    except ray.exceptions.RayError as error:
+        if one.tries >= _TRIES:
+            one.result.error = f"its node was lost {one.tries} times ({type(error).__name__})"
+            terminal.problem(f"{name}: {one.result.error}")
+            return
+        terminal.note(f"{name}: its node was lost; begun again elsewhere, from what is finished here")
+        _begin(ray, one, options)
+        return
+    carry.write(paths.outputs() / name, news.pieces)
+    for piece in news.pieces:
+        one.run = one.run or piece.name.partition("/")[0]
+        if piece.offset + len(piece.data) >= piece.state[0]:
+            one.sent[piece.name] = piece.state
+    for line in news.lines:
+        terminal.note(f"{name}: {line}")
+    one.code = news.code
+    if one.code is None:
+        one.pending = one.station.news.remote(name, dict(one.sent))
+    else:
+        ray.kill(one.station)
+
+
+def _settle(one: Placed) -> None:
+    """The run that came home: linked as the latest, summed up, its report written from here."""
+    if not one.run:
+        one.result.error = one.result.error or "it never got a node"
+        return
+    run = Run(paths.outputs() / one.variant.variant / one.run)
+    if not (run.path / "run.json").is_file():
+        one.result.error = one.result.error or "nothing of it came home"
+        return
+    run.point()
+    one.result.run = run
+    for entry in run.header.get("notebooks", []):
+        one.result.outcomes[entry["notebook"]] = Outcome(entry["status"], entry["reason"], entry["seconds"])
+    one.result.report = finish(run)
