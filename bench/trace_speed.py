@@ -9,7 +9,6 @@ cores; ``--mb 20 --large-mb 200`` is a quick look.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gzip
 import importlib
 import json
@@ -26,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 PEERS = ("HolisticTraceAnalysis==0.5.0", "pandas<3", "perfetto==0.59.1", "openpyxl", "orjson", "tqdm")
-TRACELENS = "git+https://github.com/AMD-AGI/TraceLens@171dd74721ca1ec45709e5805b68ae1f65e27811"  # in no registry
 FULL_MB, LARGE_MB = 187, 2000
 TIMEOUT_S = 90
 LAYER = (
@@ -128,8 +126,8 @@ def measure(python: Path | str, name: str, path: Path) -> dict[str, Any]:
 
 
 def peers_python(tracelens_source: str) -> Path:
-    """The interpreter of the peers' environment, made where it is missing; TraceLens only where it can be had."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "perfbook" / "bench-trace"
+    """The interpreter of the peers' environment, made where it is missing; TraceLens only where a checkout is given."""
+    cache = Path(__file__).resolve().parents[1] / ".cache" / "bench" / "trace-peers"
     python = cache / "bin" / "python"
     stamp, wanted = cache / "peers.txt", "\n".join([*PEERS, tracelens_source])
     if not stamp.is_file() or stamp.read_text() != wanted:
@@ -138,11 +136,8 @@ def peers_python(tracelens_source: str) -> Path:
         install = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
         if subprocess.run([*install, *PEERS], timeout=300, check=False).returncode:
             sys.exit(f"the peers cannot be installed: pip install {' '.join(PEERS)}")
-        # Without its dependencies: this part of it needs none of the large ones.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(
-                [*install, "--no-deps", tracelens_source], stderr=subprocess.DEVNULL, timeout=60, check=False
-            )
+        if tracelens_source:  # without its dependencies: this part of it needs none of the large ones
+            subprocess.run([*install, "--no-deps", tracelens_source], timeout=60, check=True)
         stamp.write_text(wanted)
     return python
 
@@ -235,7 +230,7 @@ def main() -> None:
     parser.add_argument("--mb", type=float, default=FULL_MB, help="text of one rank's trace (%(default)s)")
     parser.add_argument("--large-mb", type=float, default=LARGE_MB, help="text of a large one (%(default)s)")
     parser.add_argument("--ranks", type=int, default=8, help="ranks read in parallel (%(default)s)")
-    parser.add_argument("--tracelens", default=TRACELENS, help="where pip finds TraceLens: a checkout, say")
+    parser.add_argument("--tracelens", default="", metavar="CHECKOUT", help="compare TraceLens too; no registry has it")
     asked = parser.parse_args()
     if asked.one:
         one(asked.one[0], Path(asked.one[1]))

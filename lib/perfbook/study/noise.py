@@ -61,7 +61,7 @@ def run_null(concurrency: int, gap_ms: float) -> NoiseFloor:
 
 COLUMNS: Sequence[str | Column] = (
     "streams", Column("between tokens", "ms"), "token events", Column("TTFT error, mean", "ms", digits=2, sign=True),
-    Column("TTFT error, p99", "ms", digits=2), Column("gap error, p99", "ms", digits=2),
+    Column("TTFT error, largest", "ms", digits=2), Column("gap error, p99", "ms", digits=2),
     Column("arrival error, p99", "ms", digits=2), "clock",
 )  # fmt: skip
 CAPTION = "The client's own error, against a server that says when it sent each token; nothing smaller is an effect"
@@ -70,7 +70,7 @@ CAPTION = "The client's own error, against a server that says when it sent each 
 def row(floor: NoiseFloor) -> tuple[Any, ...]:
     """One line of the table."""
     return (
-        floor.concurrency, floor.tick_ms, floor.tokens, floor.ttft_error_ms["mean"], floor.ttft_error_ms["p99"],
+        floor.concurrency, floor.tick_ms, floor.tokens, floor.ttft_error_ms["mean"], floor.ttft_error_ms["max"],
         floor.gap_error_ms["p99"], floor.arrival_error_ms["p99"], floor.clock,
     )  # fmt: skip
 
