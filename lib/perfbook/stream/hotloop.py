@@ -10,20 +10,18 @@ whatever their trailers, so the HTTP parser is asked when the bytes end so, and 
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import select
 import ssl
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import httptools
 
 from perfbook.stream import clock, connections
 from perfbook.stream.connections import CONNECTING, HANDSHAKE, IDLE, READING, SENDING, Connection, Pool
 from perfbook.stream.endpoint import Deadlines, Endpoint
-from perfbook.stream.record import Progress, Recorded, Recording, Schedule, Spool
+from perfbook.stream.record import Progress, Recorded, Recording, Schedule, Spool, no_gc
 
 _READ_BYTES = 65536
 _FEED_BYTES = 65536
@@ -74,7 +72,7 @@ class HotLoop:
             out.offset_before_ns = clock.realtime_offset_ns()
             if schedule.start_at_ns is not None:
                 self._wait_until(schedule.start_at_ns())
-            with _no_gc():
+            with no_gc():
                 out.process_cpu_begin_ns = time.process_time_ns()
                 cpu = time.thread_time_ns()
                 out.begin_ns = time.monotonic_ns()
@@ -331,15 +329,3 @@ class HotLoop:
     def _wait_until(at_ns: int) -> None:
         while (left := at_ns - time.monotonic_ns()) > 0:
             time.sleep(left / 1e9)
-
-
-@contextlib.contextmanager
-def _no_gc() -> Iterator[None]:
-    """A collection would stop the reader for milliseconds; the hot path makes no cycles that need one."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

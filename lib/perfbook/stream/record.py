@@ -4,10 +4,12 @@ grow.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import tempfile
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -136,3 +138,17 @@ class Recording:
     offset_before_ns: int = 0
     offset_after_ns: int = 0
     connect_failures: int = 0
+
+
+@contextlib.contextmanager
+def no_gc() -> Iterator[None]:
+    """No garbage collection inside: it would stop the reader for milliseconds, and go through a million events for
+    nothing. What runs inside must leave no cycle that holds much.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -151,6 +151,7 @@ def parse(raw: bytes | bytearray, read_ends: Sequence[int], *, closed: bool = Fa
         body_ends += [http.body_length] * (len(read_ends) - len(body_ends))
     finally:
         view.release()
+        del http.parser  # it refers back to its owner, and so would keep the body
     out.status = http.status
     body = b"".join(http.pieces)
     if http.status is None:

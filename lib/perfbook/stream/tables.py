@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from perfbook.stream import clock, response, timing
 from perfbook.stream.client import Recording
-from perfbook.stream.record import Recorded
+from perfbook.stream.record import Recorded, no_gc
 
 REQUESTS = pa.schema(
     [
@@ -130,6 +130,7 @@ class _Columns:
         )
 
 
+@no_gc()
 def tabulate(recording: Recording, asked: Sequence[Asked], cell: str) -> Tables:
     """Parse and time every response of a recording; ``asked[i]`` belongs to request ``i``.
 
