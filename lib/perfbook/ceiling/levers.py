@@ -35,7 +35,12 @@ def to_reach(floor: Floor, target_ms: float) -> tuple[Requirement, ...]:
     """Say what each part of the floor would have to become, alone, for a step of `target_ms`.
 
     Empty where the floor is unknown. Where the floor already lies below the target every factor is above 1:
-    room, and not a requirement.
+    room, and not a requirement. The parts add up, so a part may take what the others leave of the target.
+
+    Raises
+    ------
+    BadInput
+        When the target is not above zero.
     """
     if target_ms <= 0:
         raise BadInput(f"target: {target_ms:g} ms is not above zero")

@@ -85,7 +85,13 @@ def distinct_experts(experts: int, per_token: int, tokens: int) -> float:
     """Return how many experts of a layer `tokens` are expected to touch: E·(1 − (1 − k/E)^T).
 
     It holds for tokens that choose independently and evenly. Real routing is less even, so fewer experts
-    move: the floor that this gives is then a little high for a batch, and exact for one token.
+    move: the floor that this gives is then a little high for a batch, and exact for one token. (A token misses a
+    given expert with chance 1 − k/E, T tokens with that to the power T.)
+
+    Raises
+    ------
+    BadInput
+        When a token cannot choose so many experts, or there is no token.
     """
     if not 0 < per_token <= experts or tokens < 1:
         raise BadInput(f"experts: {per_token} of {experts} for {tokens} tokens is impossible")

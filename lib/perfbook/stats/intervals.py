@@ -120,6 +120,11 @@ def bootstrap(
     are drawn together and pooled, because values of one launch are not independent repeats. Constant data
     give a point; one unit gives no interval. With fewer than about ten units the interval is too narrow:
     prefer :func:`median_interval` or :func:`mean_interval` there.
+
+    Raises
+    ------
+    BadInput
+        When there is no sampling unit, or one of them is empty or not finite.
     """
     check_confidence(confidence)
     pools = [samples(np.atleast_1d(np.asarray(one, dtype=np.float64)), "bootstrap") for one in sampled]

@@ -51,7 +51,12 @@ def littles_law(requests_s: float, mean_e2e_s: float, *, running: float, waiting
     mean_e2e_s : float
         Mean time of a request in seconds, not its median.
     running, waiting : float
-        The server's gauges, as means over the same window.
+        The server's gauges, as means over the same window, in requests.
+
+    Raises
+    ------
+    BadInput
+        When rate or mean time is not above zero.
     """
     if requests_s <= 0 or mean_e2e_s <= 0:
         raise BadInput("Little's law: needs a request rate and a mean request time above zero")

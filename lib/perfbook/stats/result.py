@@ -73,7 +73,13 @@ class Estimate(Result):
 
 
 def plain(value: object) -> object:
-    """Return `value` as JSON can hold it: numpy numbers as Python's, NaN and infinity as None."""
+    """Return `value` as JSON can hold it: numpy numbers as Python's, NaN and infinity as None.
+
+    Raises
+    ------
+    TypeError
+        For what has no such form.
+    """
     if isinstance(value, Result):
         return value.to_json()
     if isinstance(value, enum.Enum):
@@ -112,6 +118,6 @@ def samples(values: Iterable[float], what: str = "samples", *, positive: bool = 
 
 
 def check_confidence(confidence: float) -> None:
-    """Refuse a coverage that is not a fraction strictly between 0 and 1."""
+    """Raise ``BadInput`` for a coverage that is not a fraction strictly between 0 and 1."""
     if not 0 < confidence < 1:
         raise BadInput(f"confidence: {confidence:g} is not between 0 and 1 (0.95 means 95 %)")
