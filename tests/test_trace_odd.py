@@ -264,11 +264,38 @@ def test_a_folder_of_two_profiles_is_the_newer_one(tmp_path: Path) -> None:
             written(tmp_path, text(steps(reduce_us=reduce_us), **about), name)
     found = find_traces([tmp_path])
     assert [p.name[:2] for p in found.files] == ["c8", "c8"]
-    assert len(found.passed_over) == 2 and "older profile in the same folder" in found.passed_over[0][1]
+    assert len(found.passed_over) == 2 and "of an older profile" in found.passed_over[0][1]
     report = analyse([tmp_path])
     assert [r.rank for r in report.ranks] == [0, 1]
     assert report.phases["decode"].collectives[0].transfer_us == pytest.approx(300)
     is_the_law(analyse(sorted(tmp_path.glob("c1_*"))))
+
+
+def test_a_pattern_may_catch_the_table_that_the_profiler_writes_beside_the_traces(tmp_path: Path) -> None:
+    trace, table = written(tmp_path, text(steps())), written(tmp_path, "Self CPU %", "rank0.profiler_out.txt")
+    report = analyse([trace, table])
+    is_the_law(report)
+    assert "rank0.profiler_out.txt is not read: the profiler's own table" in report.warnings
+    with pytest.raises(BadInput, match="not a profiler trace"):
+        analyse([table])
+
+
+def test_profiles_in_folders_beside_each_other_are_not_mixed_but_engines_and_nodes_are_kept(tmp_path: Path) -> None:
+    def named(rank: str, stamp: int = 1796093873779498046) -> str:
+        return f"{rank}.{stamp}.pt.trace.json"
+
+    for folder, names in {
+        "old": [named("rank0", 1796093773779498046)],
+        "node0": [named("rank0"), named("rank1")],
+        "node1": [named("rank2"), named("rank3")],
+        "engines": [named("dp0_pp0_tp0_dcp0_ep0_rank0"), named("dp1_pp0_tp0_dcp0_ep0_rank0")],
+    }.items():
+        (tmp_path / folder).mkdir()
+        for name in names:
+            written(tmp_path / folder, text(steps()), name)
+    found = find_traces([tmp_path])
+    assert [file.parent.name for file in found.files] == ["engines", "engines", "node0", "node0", "node1", "node1"]
+    assert [file.parent.name for file, _ in found.passed_over] == ["old"]
 
 
 def test_decode_and_prefill_of_a_rank_in_files_of_their_own(tmp_path: Path) -> None:

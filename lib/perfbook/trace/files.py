@@ -9,6 +9,7 @@ from pathlib import Path
 
 from perfbook.errors import BadInput
 
+_TABLE = re.compile(r"profiler_out.*\.txt$")
 _TRACE = re.compile(r"\.(json|json\.gz|sqlite|sqlite3)$")
 _STAMP = re.compile(r"\.(\d{9,})\.pt\.trace\.json")
 _VLLM = re.compile(r"^(.*?)rank(\d+)\.(\d{9,})\.pt\.trace\.json")
@@ -49,7 +50,10 @@ def find_traces(paths: Sequence[Path]) -> Found:
     searched: set[Path] = set()
     for path in map(Path, paths):
         if path.is_file():
-            files.append(path)
+            if len(paths) > 1 and _TABLE.search(path.name):  # a pattern like c8* catches it
+                passed.append((path, "the profiler's own table"))
+            else:
+                files.append(path)
         elif path.is_dir():
             inside = _search(path, passed)
             files += inside
@@ -87,24 +91,23 @@ def _search(folder: Path, passed: list[tuple[Path, str]]) -> list[Path]:
 
 
 def _newest_profile(files: Iterable[Path], passed: list[tuple[Path, str]]) -> list[Path]:
-    """Without the files whose rank another, newer profile in the same folder also has, and the rest of that profile."""
+    """Without profiles of which a newer one, in another folder or with another prefix, has a rank in common."""
     profiles: dict[tuple[Path, str], dict[str, Path]] = {}
     kept = []
     for file in files:
         if named := _VLLM.match(file.name):
             prefix = _COORDINATES.sub("", named[1])
-            profiles.setdefault((file.parent, prefix), {})[named[2]] = file
+            rank = named[1].removeprefix(prefix) + named[2]
+            profiles.setdefault((file.parent, prefix), {})[rank] = file
         else:
             kept.append(file)
-    taken: set[tuple[Path, str]] = set()
-    for (folder, _), ranks in sorted(profiles.items(), key=lambda one: max(map(_age, one[1].values())), reverse=True):
-        again = {(folder, rank) for rank in ranks} & taken
-        for rank, file in ranks.items():
-            taken.add((folder, rank))
-            if again:
-                passed.append((file, "of an older profile in the same folder; name its files to read it"))
-            else:
-                kept.append(file)
+    taken: set[str] = set()
+    for ranks in sorted(profiles.values(), key=lambda ranks: max(map(_age, ranks.values())), reverse=True):
+        if taken.isdisjoint(ranks):
+            taken.update(ranks)
+            kept += ranks.values()
+        else:
+            passed += [(file, "of an older profile; name its files to read it") for file in ranks.values()]
     return sorted(kept)
 
 
