@@ -1,6 +1,7 @@
 """Comparing runs: verdicts over launches, refusals, and what is said beside them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,23 @@ def test_several_launches_of_each_side_carry_verdicts() -> None:
     assert got.sides == {"a": tuple(f"a/{i}" for i in range(6)), "b": tuple(f"b/{i}" for i in range(6))}
     assert got.differences == ()
     assert conclusion(got).startswith("b is faster in TPOT of one stream (−10")
+
+
+def test_a_difference_that_the_client_can_make_is_not_called_real() -> None:
+    """1.24 ms are far outside the chance of six launches, and inside the error of a client that is 2 ms off."""
+    errors = {"mean": 0.0, "p99": 2.0, "max": 3.0}
+    null_run = {
+        "concurrency": 1, "tick_ms": 12.4, "tok_s": 80.0, "tokens": 160, "arrival_error_ms": errors,
+        "ttft_error_ms": errors, "gap_error_ms": errors, "merged_share": 0.0, "outside_interval": 0,
+        "server_late_p99_ms": 0.1, "clock": "user", "relayed": False,
+    }  # fmt: skip
+    runs = [launch("a", i, ms) for i, ms in enumerate(BASE)] + [launch("b", i, 0.9 * ms) for i, ms in enumerate(BASE)]
+    got = compare_measured([replace(run, null_runs=[null_run]) for run in runs])
+    tpot = next(row for row in got.rows if row.metric == "tpot_ms")
+    assert tpot.label == "within the client's noise"
+    assert tpot.sentence.endswith("is within the client's own noise of 2.000 ms (gap, null run)")
+    assert "b is faster" not in conclusion(got)
+    assert got.to_json()["metrics"][0]["label"] == "within the client's noise"
 
 
 def test_one_launch_each_is_too_few() -> None:

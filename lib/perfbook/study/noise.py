@@ -16,6 +16,8 @@ from perfbook.study import doubts
 from perfbook.units import quantity
 
 RECORD = "null_run"
+WITHIN_NOISE = "within the client's noise"
+"""The verdict on a difference that the statistics call real and the client can make by itself."""
 _SECONDS = 2.0
 _MOST_TOKENS, _FEWEST_TOKENS = 2000, 10
 

@@ -13,7 +13,7 @@ from perfbook.errors import BadInput
 from perfbook.figures.cells import throughput_tok_s
 from perfbook.record import summary
 from perfbook.record.run import Run
-from perfbook.study import doubts
+from perfbook.study import doubts, noise
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Measured:
         Metric → what was asked of the server for it; only equal askings are compared.
     about : dict
         What else a reader must know: host, hardware, versions, answers, rehearsed.
+    null_runs : sequence of mapping
+        Records of the client's own error at one stream, which the times above were measured at.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Measured:
     metrics: Mapping[str, float]
     asked: Mapping[str, str]
     about: Mapping[str, str]
+    null_runs: Sequence[Mapping[str, Any]] = ()
 
 
 def read_runs(names: Sequence[str | Path]) -> tuple[list[Measured], dict[str, str]]:
@@ -99,7 +102,8 @@ def read_run(run: Run, side: str) -> Measured:
         "answers": str(found["answers"]),
         "rehearsed": "yes" if found["rehearsed"] else "no",
     }
-    return Measured(run.name, side, metrics, asked, about)
+    null_runs = [record for record in run.records(noise.RECORD) if record["concurrency"] == 1]
+    return Measured(run.name, side, metrics, asked, about, null_runs)
 
 
 def _sides(runs: Sequence[Run]) -> list[str]:

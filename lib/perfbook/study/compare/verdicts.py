@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 from perfbook import stats
 from perfbook.stats.result import plain
+from perfbook.study import noise
 from perfbook.study.compare.runs import Measured, read_runs
 from perfbook.units import label
 
@@ -18,7 +20,10 @@ NOT_COMPARABLE = "not comparable"
 
 @dataclass(frozen=True)
 class Row:
-    """One metric of one side against the baseline; ``verdict`` None: not comparable, ``why`` says why."""
+    """One metric of one side against the baseline.
+
+    ``why``: why they cannot be compared (``verdict`` None), or why a difference may not be called real.
+    """
 
     metric: str
     unit: str
@@ -28,6 +33,20 @@ class Row:
     candidate: tuple[float, ...]
     verdict: stats.Verdict | None
     why: str = ""
+
+    @property
+    def label(self) -> str:
+        """The verdict in words."""
+        if self.verdict is None:
+            return NOT_COMPARABLE
+        return noise.WITHIN_NOISE if self.why else self.verdict.text
+
+    @property
+    def sentence(self) -> str:
+        """The verdict with its numbers, or why there is none."""
+        if self.verdict is None:
+            return self.why
+        return f"{self.verdict.sentence}; but {self.why}" if self.why else self.verdict.sentence
 
 
 @dataclass(frozen=True)
@@ -91,12 +110,22 @@ def compare_measured(runs: Sequence[Measured], changes: Mapping[str, str] | None
         pending = [_row(metric, side, sides[baseline], sides[side]) for metric in family for side in others]
         pairs = {f"{row.metric}|{row.side}": (row.baseline, row.candidate) for row in pending if not row.why}
         judged = stats.compare_all(pairs, better=better, alpha=0.025) if pairs else {}
-        rows += [
-            Row(r.metric, r.unit, r.better, r.side, r.baseline, r.candidate, judged.get(f"{r.metric}|{r.side}"), r.why)
-            for r in pending
-        ]
+        for row in pending:
+            verdict = judged.get(f"{row.metric}|{row.side}")
+            refused = _within_noise(row, verdict, [*sides[baseline], *sides[row.side]])
+            rows.append(replace(row, verdict=verdict, why=row.why or refused))
     names = {side: tuple(run.name for run in group) for side, group in sides.items()}
     return Comparison(names, tuple(rows), tuple(_differences(runs)), dict(changes or {}))
+
+
+def _within_noise(row: Row, verdict: stats.Verdict | None, runs: Sequence[Measured]) -> str:
+    """Why a difference that the statistics call real may still be the client's; empty where it cannot."""
+    real = verdict is not None and verdict.label in (stats.Label.FASTER, stats.Label.SLOWER)
+    if not real or row.unit != "ms":
+        return ""
+    effect_ms = median(row.candidate) - median(row.baseline)
+    records = [record for run in runs for record in run.null_runs]
+    return noise.refusal(records, effect_ms, "ttft" if row.metric == "ttft_ms" else "gap")
 
 
 def _differences(runs: Sequence[Measured]) -> list[str]:
@@ -137,7 +166,7 @@ def _row_json(row: Row) -> dict[str, Any]:
         "side": row.side,
         "baseline": plain(row.baseline),
         "candidate": plain(row.candidate),
-        "label": verdict.text if verdict else NOT_COMPARABLE,
+        "label": row.label,
         "effect_pct": verdict.effect_pct if verdict else None,
         "low_pct": verdict.low_pct if verdict else None,
         "high_pct": verdict.high_pct if verdict else None,

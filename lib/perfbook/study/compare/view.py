@@ -29,8 +29,7 @@ def metric_table(comparison: Comparison) -> Table:
     rows = [
         (
             name_of(row.metric), row.side, _middle(row.baseline, row.unit), _middle(row.candidate, row.unit),
-            row.verdict.effect_pct if row.verdict else None, row.verdict.text if row.verdict else NOT_COMPARABLE,
-            row.verdict.sentence if row.verdict else row.why,
+            row.verdict.effect_pct if row.verdict else None, row.label, row.sentence,
         )
         for row in comparison.rows
     ]  # fmt: skip
@@ -52,7 +51,7 @@ def conclusion(comparison: Comparison) -> str:
     """One sentence: what is faster or slower, what cannot be said, and the reservations."""
     parts = []
     for row in comparison.rows:
-        if row.verdict is not None and row.verdict.label in (stats.Label.FASTER, stats.Label.SLOWER):
+        if row.verdict is not None and not row.why and row.verdict.label in (stats.Label.FASTER, stats.Label.SLOWER):
             effect = percent(row.verdict.effect_pct, sign=True)
             parts.append(f"{row.side} is {row.verdict.text} in {name_of(row.metric)} ({effect})")
     undecided = sum(row.verdict is not None and row.verdict.label is stats.Label.TOO_FEW for row in comparison.rows)
@@ -74,7 +73,7 @@ def render_text(comparison: Comparison) -> str:
     for row in comparison.rows:
         values = f"{_middle(row.candidate, row.unit)} against {_middle(row.baseline, row.unit)}"
         head = f"{name_of(row.metric)}, {row.side}: {values}"
-        said = row.verdict.sentence if row.verdict else f"{NOT_COMPARABLE}: {row.why}"
+        said = row.sentence if row.verdict else f"{NOT_COMPARABLE}: {row.why}"
         lines += [
             "",
             *textwrap.wrap(head, _WIDTH),

@@ -9,12 +9,13 @@ from perfbook import stats
 from perfbook.desk import Desk, Verdict
 from perfbook.stats import Label
 from perfbook.study import doubts, noise, relaunch
+from perfbook.study.noise import WITHIN_NOISE
 from perfbook.study.tuning.decision import NOT_RELAUNCHED, NOT_WORTH, Decision, promise
 from perfbook.study.tuning.view import describe
 from perfbook.study.tuning.window import Screening
 from perfbook.units import count, quantity
 
-NO_START, WITHIN_NOISE = "does not start or stay up", "within the client's noise"
+NO_START = "does not start or stay up"
 
 
 def conclude(desk: Desk, screening: Screening, decisions: Sequence[Decision]) -> Verdict:
