@@ -12,7 +12,7 @@ import pytest
 from perfbook.errors import BadInput
 from perfbook.params import Variant, make_variant
 from perfbook.record.devices import Gpu
-from perfbook.server import catalog, ports, preflight
+from perfbook.server import catalog, launch, ports, preflight
 from perfbook.server.catalog import Answer, Option
 from perfbook.server.checkpoint import Checkpoint, check_checkpoint, read_checkpoint
 from perfbook.server.engine import _parse_problem
@@ -434,3 +434,13 @@ def test_attached_server_that_is_not_there():
         unreachable = make_variant({"variant": "v", "server": {"base_url": url}}, "test")
         assert [one.why for one in preflight.check(unreachable) if one.level == "error"] == [why]
     assert "arguments, environment, devices and memory of the server" in levels(problems, "skipped")
+
+
+def test_torchs_profiler_options_go_with_torchs_profiler_alone(tmp_path: Path) -> None:
+    """vLLM refuses ``torch_profiler_dir`` beside ``profiler: cuda``; without a word torch's is armed."""
+    assert launch._profiler({"profiler": "cuda"}, tmp_path) == {"profiler": "cuda"}
+    assert launch._profiler(None, tmp_path)["torch_profiler_dir"] == str(tmp_path)
+    assert launch._profiler({"profiler": "torch", "torch_profiler_with_stack": True}, tmp_path) == {
+        "profiler": "torch", "torch_profiler_dir": str(tmp_path), "torch_profiler_with_stack": True,
+        "ignore_frontend": True,
+    }  # fmt: skip

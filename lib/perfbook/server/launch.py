@@ -192,6 +192,8 @@ def _profiler(given: Any, traces: Path) -> dict[str, Any]:
             raise BadInput("server.args.profiler-config: not valid JSON; write it as YAML keys") from None
     if given is not None and not isinstance(given, Mapping):
         raise BadInput("server.args.profiler-config: must be a mapping, such as {profiler: torch}")
+    if given and given.get("profiler", "torch") != "torch":
+        return dict(given)  # vLLM refuses torch's options with another profiler
     return {
         "profiler": "torch",
         "torch_profiler_dir": str(traces),
