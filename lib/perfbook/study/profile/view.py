@@ -29,8 +29,8 @@ def step_table(name: str, phase: Phase, at: str, ranks: int, *, device: bool = T
     ]
     return Table(
         [
-            "category", Column("time per step", "ms", digits=4), Column("of device time", "pct"),
-            Column("of the step", "pct"), Column("calls per step"),
+            "category", Column("time per step", "ms", digits=2), Column("of device time", "pct", digits=1),
+            Column("of the step", "pct", digits=1), Column("calls per step"),
         ],
         rows,
         caption=f"{step_name(name).capitalize()} at {at}: {count(phase.steps, 'step')}, mean "
@@ -103,8 +103,8 @@ def kernel_table(profile: Profile, most: int = 12) -> Table:
         [
             "kernel",
             "category",
-            Column("time per step", "ms", digits=4),
-            Column("of device time", "pct"),
+            Column("time per step", "ms", digits=2),
+            Column("of device time", "pct", digits=1),
             Column("calls per step"),
         ],
         rows,
