@@ -143,6 +143,7 @@ class Setup:
         stages.append(self.lock_stage("packages", f"{self.engine}.lock", "vLLM, JupyterLab and the rest"))
         if self.tests:
             stages.append(self.lock_stage("tests", "test.lock", "test tools"))
+            stages.append(self.lock_stage("ray", "ray.lock", "Ray, for the tests of the cluster"))
         project = digest(ROOT / "pyproject.toml")
         stages.append(Stage("perfbook", "perfbook itself", project, self.install_perfbook))
         model = model_folder()

@@ -169,7 +169,7 @@ def test_real_stages_of_each_engine(bootstrap: ModuleType, monkeypatch: pytest.M
         return [stage.name for stage in bootstrap.Setup(engine, tests).stages()]
 
     assert names("cpu", False) == ["environment", "torch", "packages", "perfbook", "model"]
-    assert names("cpu", True) == ["environment", "torch", "packages", "tests", "perfbook", "model"]
+    assert names("cpu", True) == ["environment", "torch", "packages", "tests", "ray", "perfbook", "model"]
     assert names("cuda", False) == ["environment", "packages", "perfbook", "model"]
 
 

@@ -40,9 +40,9 @@ ENGINES = {"cpu": pins("torch-cpu.lock", "cpu.lock"), "cuda": pins("cuda.lock")}
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_dependency_is_pinned_within_its_range(engine: str) -> None:
-    tools = PROJECT["optional-dependencies"]["test"]
-    locked = ENGINES[engine] | pins("test.lock")
-    for text in [*PROJECT["dependencies"], *tools]:
+    extras = PROJECT["optional-dependencies"]
+    locked = ENGINES[engine] | pins(*(f"{extra}.lock" for extra in extras))
+    for text in [*PROJECT["dependencies"], *(text for tools in extras.values() for text in tools)]:
         requirement = Requirement(text)
         version = locked[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version, prereleases=True), f"{text} against {version}"

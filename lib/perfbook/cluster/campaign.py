@@ -221,6 +221,7 @@ def _hear(ray: Any, one: Placed, options: Options, terminal: Terminal) -> None:
     if one.code is None:
         one.pending = one.station.news.remote(name, dict(one.sent))
     else:
+        ray.get(one.station.leave.remote())
         ray.kill(one.station)
 
 

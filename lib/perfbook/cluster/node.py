@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -76,6 +77,10 @@ class Station:
             pieces.append(piece)
             held += len(piece.data)
         return News(tuple(lines), tuple(pieces), code, False)
+
+    def leave(self) -> None:
+        """Remove everything from the node; called when it has come home."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def interrupt(self) -> None:
         """As Ctrl-C would: the server is stopped, the report written."""

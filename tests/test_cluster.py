@@ -1,0 +1,326 @@
+"""A campaign on a Ray cluster: files carried home piece by piece, servers on a leash, and real raylets here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfbook import paths
+from perfbook.cli import call
+from perfbook.cluster import carry
+from perfbook.cluster.campaign import needs
+from perfbook.cluster.carry import Piece, State
+from perfbook.errors import BadInput
+from perfbook.params import load_variant, make_variant
+from rehearsal_probe import free_port
+
+HAS_RAY = importlib.util.find_spec("ray") is not None
+needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed here")
+PARAMS = paths.params()
+
+
+# -- files ----------------------------------------------------------
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["records.jsonl", "a/b.png", "server-01.log"]), st.booleans(), st.binary(max_size=40)
+        ),
+        max_size=12,
+    )
+)
+def test_what_was_carried_is_what_is_there(tmp_path_factory: pytest.TempPathFactory, steps: list[Any]) -> None:
+    """Files grow, are rewritten, and are looked at in between: in the end both sides are equal."""
+    here, there = tmp_path_factory.mktemp("node"), tmp_path_factory.mktemp("home")
+    sent: dict[str, State] = {}
+    clock = 0
+    for name, rewrite, data in steps:
+        path = here / name
+        path.parent.mkdir(exist_ok=True)
+        whole = rewrite and not name.endswith(carry.APPENDED)
+        path.write_bytes(data if whole or not path.exists() else path.read_bytes() + data)
+        clock += 1_000_000
+        os.utime(path, ns=(clock, clock))
+        _bring_home(here, there, sent)
+    _bring_home(here, there, sent)
+    assert _content(here) == _content(there)
+
+
+def _bring_home(here: Path, there: Path, sent: dict[str, State]) -> None:
+    for piece in carry.changes(here, sent):
+        carry.write(there, [piece])
+        if piece.offset + len(piece.data) >= piece.state[0]:
+            sent[piece.name] = piece.state
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_only_the_end_of_a_file_that_grows_is_sent(tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    file.write_bytes(b"one\n")
+    first = list(carry.changes(tmp_path, {}))
+    file.write_bytes(b"one\ntwo\n")
+    os.utime(file, ns=(1, 1))
+    second = list(carry.changes(tmp_path, {"records.jsonl": first[0].state}))
+    assert [(piece.offset, piece.data) for piece in first + second] == [(0, b"one\n"), (4, b"two\n")]
+
+
+def test_a_large_file_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carry, "PIECE_BYTES", 3)
+    (tmp_path / "trace.gz").write_bytes(b"12345678")
+    assert [piece.data for piece in carry.changes(tmp_path, {})] == [b"123", b"456", b"78"]
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/x"])
+def test_no_node_writes_outside_of_its_run(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadInput, match="outside of its run"):
+        carry.write(tmp_path, [Piece(name, 0, b"x", (1, 1))])
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- the leash ----------------------------------------------------------
+
+PATIENT = """
+import sys, time
+try:
+    print("up", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    sys.exit(7)
+"""
+
+
+def _leash(*command: str) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "perfbook.cluster.leash", "10", *command]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def test_a_command_whose_holder_goes_is_interrupted_and_may_clean_up() -> None:
+    leash = _leash(sys.executable, "-c", PATIENT)
+    assert leash.stdin is not None
+    assert leash.stdout is not None
+    assert leash.stdout.readline() == b"up\n"
+    assert leash.wait(10) == 0  # the command is no child of whoever holds the leash
+    leash.stdin.close()
+    assert leash.stdout.read() == b"exit 7\n"
+
+
+def test_a_command_that_ends_by_itself_says_how() -> None:
+    leash = _leash(sys.executable, "-c", "print('done'); raise SystemExit(3)")
+    assert leash.stdout is not None
+    assert leash.stdout.read() == b"done\nexit 3\n"
+
+
+# -- what a variant needs ----------------------------------------------------------
+
+
+def test_what_a_node_must_offer() -> None:
+    int4 = load_variant(PARAMS / "kimi-k2.5-int4.yaml")
+    assert needs(int4, rehearsed=False) == {"GPU": 8.0, "measurement": 1.0}
+    assert needs(int4, rehearsed=True) == {"CPU": 1.0, "measurement": 1.0}
+    assert needs(load_variant(PARAMS / "smollm2-135m-cpu.yaml"), rehearsed=False) == {"CPU": 1.0, "measurement": 1.0}
+    sizes = {"tensor-parallel-size": 4, "pipeline-parallel-size": 2, "data-parallel-size": 2}
+    large = make_variant({"variant": "v", "server": {"model": "/m", "args": sizes}}, "test")
+    assert needs(large, rehearsed=False)["GPU"] == 16.0
+
+
+def test_without_ray_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert call(["run", str(PARAMS / "kimi-k2.5-int4.yaml"), "--rehearse", "--on", "ray"]) == 2
+    assert capsys.readouterr().err == "perfbook: --on ray: Ray is not installed here; pip install 'perfbook[ray]'\n"
+
+
+@pytest.mark.parametrize("address", ["foo", "ray://", "ray:x", "ray://h:1/path"])
+def test_an_address_that_is_none_is_refused(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["run", str(PARAMS / "kimi-k2.5-int4.yaml"), "--rehearse", "--on", address]) == 2
+    assert f"--on {address}: write ray, ray://HOST:PORT" in capsys.readouterr().err
+
+
+# -- real raylets ----------------------------------------------------------
+
+
+class Cluster:
+    """Nodes on this machine, each with a host lock of its own, ended by pid."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.address = f"127.0.0.1:{free_port()}"
+        self.nodes: list[subprocess.Popen[bytes]] = []
+
+    def add(self) -> subprocess.Popen[bytes]:
+        """Start a node in the foreground of a process of ours, and wait until it is part of the cluster."""
+        where = ["--address", self.address]
+        if not self.nodes:
+            short = f"/tmp/pbray-{os.getpid()}"  # the sockets below it have names of a hundred characters at most
+            where = ["--head", "--port", self.address.split(":")[1], "--node-ip-address", "127.0.0.1"]
+            where += ["--include-dashboard", "false", "--temp-dir", short]
+        words = ["--num-cpus", "1", "--resources", '{"measurement": 1}', "--object-store-memory", "100000000"]
+        command = [
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            *where,
+            *words,
+            "--block",
+            "--disable-usage-stats",
+        ]
+        env = os.environ | {
+            "PERFBOOK_LOCK": str(self.folder / f"lock{len(self.nodes)}"),
+            "RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3",
+            "RAY_health_check_initial_delay_ms": "0", "RAY_USAGE_STATS_ENABLED": "0",
+        }  # fmt: skip
+        with (self.folder / f"node{len(self.nodes)}.log").open("wb") as log:
+            node = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+        self.nodes.append(node)
+        end = time.monotonic() + 90
+        while b"--block" not in (text := (self.folder / f"node{len(self.nodes) - 1}.log").read_bytes()):
+            assert node.poll() is None, text.decode()
+            assert time.monotonic() < end, text.decode()
+            time.sleep(0.2)
+        return node
+
+    def perfbook(self, *words: str) -> subprocess.Popen[str]:
+        """``perfbook run … --on`` this cluster."""
+        command = [sys.executable, "-m", "perfbook", "run", *words, "--rehearse", "--on", f"ray:{self.address}"]
+        here = {"PERFBOOK_OUTPUTS": str(self.folder / "outputs"), "PERFBOOK_LOCK": str(self.folder / "lock")}
+        return subprocess.Popen(
+            command,
+            env=os.environ | here,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def summary(self, variant: str) -> dict[str, Any]:
+        """The summary that came home."""
+        path = self.folder / "outputs" / variant / "latest-rehearsal" / "summary.json"
+        return json.loads(path.read_text())
+
+    def stand_ins(self) -> list[int]:
+        """Stand-ins that serve below this machine's node folders."""
+        return [
+            process.pid
+            for process in psutil.process_iter(["cmdline"])
+            if any("perfbook-node-" in word for word in process.info["cmdline"] or ())
+            and "perfbook.rehearsal.server" in (process.info["cmdline"] or ())
+        ]
+
+    def close(self) -> None:
+        """End every node by its id, children first."""
+        for node in reversed(self.nodes):
+            _kill_tree(node.pid)
+            node.wait(20)
+
+
+def _kill_tree(pid: int) -> None:
+    try:
+        top = psutil.Process(pid)
+        tree = [*top.children(recursive=True), top]
+    except psutil.NoSuchProcess:
+        return
+    for process in tree:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+@contextmanager
+def cluster(folder: Path, nodes: int) -> Iterator[Cluster]:
+    made = Cluster(folder)
+    try:
+        for _ in range(nodes):
+            made.add()
+        yield made
+    finally:
+        made.close()
+
+
+def _until(condition: Any, what: str, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.3)
+
+
+@needs_ray
+@pytest.mark.server
+@pytest.mark.timeout(240)
+def test_a_variant_runs_on_a_node_and_comes_home(tmp_path: Path) -> None:
+    with cluster(tmp_path, 1) as ray:
+        run = ray.perfbook(str(PARAMS / "minimax-m2.5-fp8.yaml"), "--only", "01")
+        out, err = run.communicate(timeout=180)
+        assert run.returncode == 0, err
+        report = Path(out.strip())
+        assert report.is_relative_to(tmp_path / "outputs")
+        assert "rehearsal" in report.read_text()
+        assert ray.summary("minimax-m2.5-fp8")["rehearsed"] is True
+        assert "✓ 01_deploy" in err
+        assert ray.stand_ins() == []
+        refused = ray.perfbook(str(PARAMS / "minimax-m2.5-fp8.yaml"), "--only", "01", "--resume")
+        assert "--resume is for runs of this machine" in refused.communicate(timeout=60)[1]
+        assert refused.returncode == 2
+
+
+SHORT = ["--set", "single_stream={output_tokens: [32, 64], repeats: 1}", "--only", "01,03"]
+FOUR = [
+    str(PARAMS / f"{name}.yaml") for name in ("kimi-k2.5-int4", "kimi-k2.5-nvfp4", "minimax-m2.5-fp8", "glm-5-nvfp4")
+]
+
+
+@needs_ray
+@pytest.mark.server
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_four_variants_on_two_nodes_of_which_one_dies(tmp_path: Path) -> None:
+    """All four come home; no node ever serves two; what was finished before the node died is not lost."""
+    with cluster(tmp_path, 2) as ray:
+        run = ray.perfbook(*FOUR, *SHORT)
+        _until(lambda: len(ray.stand_ins()) == 2, "both nodes measure")
+        outputs = tmp_path / "outputs"
+        _until(lambda: any(outputs.glob("*/2*/records.jsonl")), "records come home while the run goes on")
+        before = {path: path.stat().st_size for path in outputs.glob("*/2*/records.jsonl")}
+        _kill_tree(ray.nodes[1].pid)
+        _out, err = run.communicate(timeout=700)
+        assert run.returncode == 0, err
+        assert "its node was lost; begun again elsewhere" in err
+        for file in FOUR:
+            assert ray.summary(Path(file).stem)["single_stream"]["decode_tok_s"] > 10
+        assert all(path.stat().st_size >= size for path, size in before.items())
+        _until(lambda: ray.stand_ins() == [], "no server is left", 180)
+
+
+@needs_ray
+@pytest.mark.server
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_no_server_outlives_its_driver(tmp_path: Path, how: signal.Signals) -> None:
+    with cluster(tmp_path, 1) as ray:
+        run = ray.perfbook(FOUR[0], *SHORT)
+        _until(lambda: ray.stand_ins() != [], "the stand-in serves")
+        run.send_signal(how)
+        run.communicate(timeout=200)
+        assert run.returncode == (-signal.SIGKILL if how is signal.SIGKILL else 130)
+        _until(lambda: ray.stand_ins() == [], "no server is left", 180)
