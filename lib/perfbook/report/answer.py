@@ -252,7 +252,7 @@ def _plateau(evidence: Evidence) -> Headline:
     if knee is not None and ends.get("low") is not None:
         high = ends["high"] if ends.get("high") is not None else "…"
         where += f" [{ends['low']}, {high}]"
-    limit = f"limit: {part['limit']}" if part.get("limit") else ""
+    limit = f"limit: {part['limit']}" if part.get("limit") not in (None, "", "not reached") else ""
     return Headline(
         "Plateau" if knee is not None else "Best throughput",
         units.quantity(value, "tok_s"),
@@ -303,11 +303,11 @@ def _interval(part: Mapping[str, Any], name: str, unit: str) -> str:
     estimate = _mapping(_mapping(part.get("estimates")).get(name))
     value, low, high = (finite(estimate.get(f"{end}_{unit}")) for end in ("value", "low", "high"))
     if value is None or low is None or high is None:
-        return ""
+        return f"n = {estimate['n']}, without an interval" if finite(estimate.get("n")) else ""
     ends = units.interval(value, low, high).partition(" ")[2].strip("[]").replace(", ", "–")
     confidence = finite(estimate.get("confidence")) or 0.95
     if confidence < 0.95:  # too few for the interval that a reader expects: what there is, by its name
-        return f"range {ends} of n = {estimate.get('n')} ({units.number(100 * confidence, 2)} % coverage only)"
+        return f"range {ends}, n = {estimate.get('n')}: too few for a 95 % interval"
     return f"{units.number(100 * confidence, 2)} % interval {ends}, n = {estimate.get('n')}"
 
 

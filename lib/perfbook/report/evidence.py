@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -90,6 +91,23 @@ class Evidence:
     def rows(self, name: str) -> list[dict[str, Any]]:
         """A part of the summary that is a list of mappings; empty when it was not run."""
         return mappings(self.summary.get(name))
+
+
+def of_a_kind(found: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Findings side by side that one rule made and that ask for the same next step: ten settings not tried are one."""
+
+    def kind(one: dict[str, Any]) -> tuple[str, ...]:
+        rule = str(one.get("id") or "").partition(":")[0]
+        return (rule, *(str(one.get(key) or "") for key in ("severity", "notebook", "next_step")))
+
+    return [list(group) for _, group in groupby(found, key=kind)]
+
+
+def verdict_to_show(finding: Mapping[str, Any]) -> str:
+    """A finding's verdict, unless its title or evidence says it already."""
+    verdict = str(finding.get("verdict") or "")
+    said = f"{finding.get('title')} {finding.get('evidence')}".casefold()
+    return "" if verdict.casefold() in said else verdict
 
 
 def mappings(value: Any) -> list[dict[str, Any]]:

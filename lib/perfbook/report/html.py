@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,10 +18,11 @@ from perfbook.masking import mask
 from perfbook.record import jsonl
 from perfbook.record.run import Run
 from perfbook.report import answer, cells, evidence, page, safe
-from perfbook.report.evidence import ENDED_WELL, Evidence, Notebook
+from perfbook.report.evidence import ENDED_WELL, Evidence, Notebook, of_a_kind, verdict_to_show
 from perfbook.report.table import Table
 
 Scrub = Callable[[str], str]
+_SENTENCE_END = re.compile(r"(?<=[.;])\s+")
 _RECORD_LIMIT = 20_000  # characters of one record in the page; the file has all of it
 
 
@@ -124,27 +126,32 @@ def _section(notebook: Notebook, scrub: Scrub) -> Section:
 
 
 def _findings(found: Evidence, sections: list[Section], scrub: Scrub) -> list[dict[str, Any]]:
-    """Findings with links to the cell that shows each one and to the records it rests on."""
+    """Findings, those of a kind together, each with links to the cell that shows it and the records it rests on."""
     by_name = {section.name: section for section in sections}
     shown = []
-    for finding in found.findings:
-        texts = {key: scrub(str(finding.get(key) or "")) for key in ("title", "evidence", "verdict", "next_step")}
-        name = str(finding.get("notebook", ""))
-        links = [_where(by_name.get(name), name, texts["title"])]
-        for identity in finding.get("records", []):
-            known = identity in found.records
-            links.append(Link(f"record {identity}", f"record-{identity}" if known else ""))
-        shown.append({**texts, "severity": finding["severity"], "links": links})
+    for kin in of_a_kind(found.findings):
+        points = []
+        for finding in kin:
+            texts = {key: scrub(str(finding.get(key) or "")) for key in ("title", "evidence")}
+            name = str(finding.get("notebook", ""))
+            links = [_where(by_name.get(name), name, texts["title"], *_SENTENCE_END.split(texts["evidence"]))]
+            for identity in finding.get("records", []):
+                known = identity in found.records
+                links.append(Link(f"record {identity}", f"record-{identity}" if known else ""))
+            points.append({**texts, "verdict": scrub(verdict_to_show(finding)), "links": links})
+        next_step = scrub(str(kin[0].get("next_step") or ""))
+        shown.append({"severity": kin[0]["severity"], "points": points, "next_step": next_step})
     return shown
 
 
-def _where(section: Section | None, name: str, title: str) -> Link:
-    """The cell whose output says it, else the notebook's section, else its name."""
+def _where(section: Section | None, name: str, *sentences: str) -> Link:
+    """The cell whose output says the first of some sentences that any says, else the notebook's section or its name."""
     if section is None:
         return Link(name)
-    for anchor, text in (section.cell_texts or {}).items():
-        if title and " ".join(title.split()) in text:
-            return Link(f"{name}, cell", anchor)
+    for sentence in (" ".join(sentence.split()) for sentence in sentences):
+        for anchor, text in (section.cell_texts or {}).items():
+            if sentence and sentence in text:
+                return Link(f"{name}, cell", anchor)
     return Link(name, name)
 
 

@@ -8,7 +8,7 @@ from perfbook import units
 from perfbook.record import jsonl
 from perfbook.record.run import Run, now_utc
 from perfbook.report import answer, evidence, safe
-from perfbook.report.evidence import ENDED_WELL, Evidence, mappings
+from perfbook.report.evidence import ENDED_WELL, Evidence, mappings, of_a_kind, verdict_to_show
 from perfbook.report.table import Column, Table
 
 
@@ -77,16 +77,19 @@ def _sweep(found: Evidence) -> Table | None:
 
 def _findings(found: Evidence) -> str:
     parts = []
-    for finding in found.findings:
-        records = ", ".join(finding.get("records", []))
-        lines = [
-            f"### {str(finding['severity']).capitalize()}: {_plain(finding.get('title'))}",
-            _plain(finding.get("evidence")),
-            f"Verdict: {_plain(finding['verdict'])}" if finding.get("verdict") else "",
-            f"Next: {_plain(finding['next_step'])}" if finding.get("next_step") else "",
-            f"From {_plain(finding.get('notebook'))}" + (f", records {records}." if records else "."),
-        ]
-        parts.append("\n\n".join(line for line in lines if line))
+    for kin in of_a_kind(found.findings):
+        for finding in kin:
+            records = finding.get("records", [])
+            named = f", {'records' if len(records) > 1 else 'record'} {', '.join(records)}" if records else ""
+            verdict = _plain(verdict_to_show(finding))
+            parts += [
+                f"### {str(finding['severity']).capitalize()}: {_plain(finding.get('title'))}",
+                _plain(finding.get("evidence")),
+                f"Verdict: {verdict}" if verdict else "",
+                f"From {_plain(finding.get('notebook'))}{named}.",
+            ]
+        parts.append(f"Next: {_plain(kin[0]['next_step'])}" if kin[0].get("next_step") else "")
+    parts = [part for part in parts if part]
     return "## Findings\n\n" + "\n\n".join(parts) if parts else ""
 
 
