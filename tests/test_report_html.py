@@ -127,6 +127,24 @@ def test_each_finding_links_to_its_cell_and_its_records() -> None:
     assert severities == ["problem", "warning", "info", "good"]
 
 
+def test_findings_of_a_kind_share_their_next_step() -> None:
+    run = sample.start()
+    run.begin("05_nccl_tuning")
+    kind = {"notebook": "05_nccl_tuning", "attempt": "r00001", "severity": "info", "next_step": "Relaunch all."}
+    found = [
+        {**kind, "id": "setting_not_tried:a/1", "title": "a at 1 stream: too small", "verdict": "too small"},
+        {**kind, "id": "setting_not_tried:a/8", "title": "a at 8 streams: too small", "verdict": "too small"},
+        {**kind, "id": "another", "title": "Something else", "verdict": "seen once"},
+    ]
+    (run.path / "findings.jsonl").write_text("".join(json.dumps(one) + "\n" for one in found))
+    text, page = rendered(run)
+    assert text.count('<span class="badge">Info</span>') == 2
+    assert page.text.count("Next: Relaunch all.") == 2
+    assert "a at 1 stream: too small" in page.text and "a at 8 streams: too small" in page.text
+    assert "Verdict: too small" not in page.text
+    assert "Verdict: seen once" in page.text
+
+
 def test_the_policy_allows_this_script_and_nothing_else() -> None:
     text, _ = rendered(sample.good_run())
     assert "default-src 'none'; img-src data:" in text

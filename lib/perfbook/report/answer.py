@@ -187,9 +187,9 @@ def tuning(evidence: Evidence) -> Table | None:
         )
         for row in evidence.rows("tuning")
     ]
-    columns: list[str | Column] = ["setting", "concurrency", "verdict", Column("effect", "pct", digits=2, sign=True)]
-    columns += [Column("predicted", "pct", digits=2, sign=True), "launches"]
-    return Table(columns, rows, "Against the baseline, launch by launch") if rows else None
+    effect, predicted = (Column(name, "pct", digits=2, sign=True) for name in ("effect on TPOT", "predicted"))
+    caption = "Against the baseline, launch by launch; without a launch the prediction alone decided"
+    return Table(["setting", "concurrency", "verdict", effect, predicted, "launches"], rows, caption) if rows else None
 
 
 def shown(value: Any) -> tuple[str, float | None]:

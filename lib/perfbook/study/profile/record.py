@@ -166,7 +166,7 @@ def _record(desk: Desk, profile: Profile) -> None:
 
 
 def top_sentence(profile: Profile) -> str:
-    """``At 1 stream all_reduce is 51.5 % of a decode step: 122 calls, 11.17 ms (all kernels together 98 %).``"""
+    """``At 1 stream all_reduce is 51.5 % of a decode step: 122 calls, 11.2 ms of 21.7 ms as profiled (…).``"""
     phase = profile.report.phases[profile.phase]
     top = max(phase.categories, key=lambda part: part.ms_per_step)
     whole = round(top.calls_per_step)
@@ -175,8 +175,8 @@ def top_sentence(profile: Profile) -> str:
     work = "all kernels" if any(rank.gpu_events for rank in profile.report.ranks) else "all traced operators"
     return (
         f"At {count(profile.concurrency, 'stream')} {top.category} is {number(100 * top.share_of_step)} % of a "
-        f"{profile.step}: {calls}, {quantity(top.ms_per_step, 'ms', 4)}"
-        f" ({work} together {number(100 * phase.busy_share)} %)."
+        f"{profile.step}: {calls}, {quantity(top.ms_per_step, 'ms')} of {quantity(phase.step_mean_ms, 'ms')} as "
+        f"profiled ({work} together {number(100 * phase.busy_share)} %)."
     )
 
 

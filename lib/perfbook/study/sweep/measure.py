@@ -24,9 +24,15 @@ def measure(desk: Desk, progress: Callable[[str], None]) -> None:
     Every cell gets prompts of its own, distinct from their first cache block on. The first block is always measured;
     repeats end with the time budget, or for a cell whose throughput is known precisely enough. When the server dies the
     sweep ends there, and what was measured stays.
+
+    Raises
+    ------
+    ServerFailed
+        The server died before any cell was measured.
     """
     plan = desk.variant.sweep
-    began, skipped, ended = time.monotonic(), [], None
+    began, skipped, measured = time.monotonic(), [], 0
+    ended: ServerFailed | None = None
     rates: dict[int, list[float]] = {}
     with desk.measuring():
         for order, (repeat, concurrency) in enumerate(_schedule(plan, desk.variant.workload.seed)):
@@ -43,14 +49,19 @@ def measure(desk: Desk, progress: Callable[[str], None]) -> None:
                 try:
                     summary = _measure_cell(desk, order, repeat, concurrency, progress)
                 except ServerFailed as error:
-                    why, ended = SERVER_FAILED, str(error)
+                    why, ended = SERVER_FAILED, error
                 else:
+                    measured += 1
                     rate = throughput_tok_s(summary)
                     if rate is not None and doubts.usable([summary]):
                         rates.setdefault(concurrency, []).append(rate)
             if why:
                 skipped.append({"concurrency": concurrency, "repeat": repeat, "why": why})
-    desk.record("sweep_skipped", {"cells": skipped, "time_budget_s": plan.time_budget_s, "ended": ended})
+    desk.record(
+        "sweep_skipped", {"cells": skipped, "time_budget_s": plan.time_budget_s, "ended": str(ended) if ended else None}
+    )
+    if ended and not measured:
+        raise ended
 
 
 def precise(rates_tok_s: Sequence[float], precision_pct: float) -> bool:
