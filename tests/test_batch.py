@@ -175,6 +175,8 @@ def test_interrupted_runs_keep_their_records_and_say_so(home: Path, number: sign
     assert last.header["notebooks"][0]["status"] == "interrupted"
     assert "interrupted" in (last.path / "report.html").read_text()
     assert err.decode().split()[-1] == "interrupted"  # the state in the closing table
+    assert b"Traceback" not in err
+    assert b"Kernel died" not in err
 
 
 def test_what_cannot_be_written_is_told_with_its_place_and_the_next_variant_runs(

@@ -7,6 +7,7 @@ papermill's own return is not enough: a kernel that dies leaves cells stamped co
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import time
@@ -43,6 +44,8 @@ def execute(notebook: Notebook, output: Path, parameters: Mapping[str, Any]) -> 
     # The environment's own kernel, even where the user's folder has another one of the same name.
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    for logger in ("papermill", "asyncio"):  # what they say of a broken cell stands in the outcome, without tracebacks
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
     started = time.monotonic()
     reason = ""
     try:
