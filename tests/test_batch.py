@@ -172,7 +172,11 @@ def test_interrupted_runs_keep_their_records_and_say_so(home: Path, number: sign
     last = Run.open("demo")
     assert out.decode() == f"{last.path / 'report.html'}\n"
     assert last.record("seen") is not None
-    assert last.header["notebooks"][0]["status"] == "interrupted"
+    assert [(entry["status"], entry["reason"]) for entry in last.header["notebooks"]] == [
+        ("interrupted", "stopped from outside (Ctrl-C or a signal) while it was being executed"),
+        ("skipped", "the run was interrupted before it"),
+    ]
+    assert b" 0/2 " in err
     assert "interrupted" in (last.path / "report.html").read_text()
     assert err.decode().split()[-1] == "interrupted"  # the state in the closing table
     assert b"Traceback" not in err

@@ -195,7 +195,7 @@ def test_a_dead_server_leaves_a_report_that_says_which_numbers_are_missing() -> 
     _, page = rendered(run)
     assert f"Failed. {reason}" in page.text
     assert "Single stream not measured 03_single_stream skipped" in page.text
-    assert "Skipped. needs 01_deploy, which failed" in page.text
+    assert "Skipped. Needs 01_deploy, which failed" in page.text
     assert f"The run ended with 0 of 7 notebooks completed: 01_deploy failed ({reason}); 6 skipped." in page.text
 
 

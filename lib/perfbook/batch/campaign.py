@@ -141,6 +141,8 @@ def _run_variant(
         terminal.note("interrupted: stopping the server, writing the report")
     finally:
         with undisturbed():
+            if interrupted:
+                _say_what_was_cut_off(run, notebooks, terminal, result)
             if not options.keep_server and variant.server.base_url is None:
                 terminal.note(str(process.stop(run)).splitlines()[0])
             run.write_header({"finished": now_utc()})
@@ -148,6 +150,25 @@ def _run_variant(
     if variant.on_end:
         _run_on_end(variant.on_end, run, terminal)
     return interrupted
+
+
+def _say_what_was_cut_off(run: Run, notebooks: Sequence[Notebook], terminal: Terminal, result: Result) -> None:
+    """The notebook that ran is interrupted; those still to come are skipped, unless an earlier start did them."""
+    before = {entry["notebook"]: entry for entry in run.header.get("notebooks", [])}
+    for notebook in notebooks:
+        if notebook.name in result.outcomes:
+            continue
+        entry = before.get(notebook.name)
+        if entry is None:
+            outcome = Outcome("skipped", "the run was interrupted before it")
+        elif entry["status"] == "interrupted":
+            outcome = Outcome("interrupted", "stopped from outside (Ctrl-C or a signal) while it was being executed")
+            terminal.ended(notebook.name, outcome)
+        else:
+            outcome = Outcome(entry["status"], entry["reason"], entry["seconds"])
+        result.outcomes[notebook.name] = outcome
+        if entry is None or entry["status"] == "interrupted":
+            _log(run, notebook, outcome, "")
 
 
 def _measured_elsewhere(run: Run, known: Mapping[str, Any]) -> str:
