@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ from perfbook.cluster.campaign import needs
 from perfbook.cluster.carry import Piece, State
 from perfbook.errors import BadInput
 from perfbook.params import load_variant, make_variant
+from perfbook.stream import calibrate
 from rehearsal_probe import free_port
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -281,6 +283,31 @@ def test_a_variant_runs_on_a_node_and_comes_home(tmp_path: Path) -> None:
         refused = ray.perfbook(str(PARAMS / "minimax-m2.5-fp8.yaml"), "--only", "01", "--resume")
         assert "--resume is for runs of this machine" in refused.communicate(timeout=60)[1]
         assert refused.returncode == 2
+
+
+@needs_ray
+@pytest.mark.server
+@pytest.mark.timeout(240)
+def test_two_workers_on_two_nodes_are_one_client(tmp_path: Path) -> None:
+    """Every token once, and every arrival within the stated error of the clocks from the moment it was sent."""
+    with cluster(tmp_path, 2) as ray, calibrate.replay(10, 5) as (port, _):
+        words = ["--base-url", f"http://127.0.0.1:{port}", "--model", "replay", "--concurrency", "4", "--requests", "8"]
+        words += ["--max-tokens", "50", "--workers", "2", "--on", f"ray:{ray.address}", "--json", "-"]
+        command = [sys.executable, "-m", "perfbook", "load", *words, "--out", str(tmp_path / "out")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, done.stderr
+        report = json.loads(done.stdout)
+    cell = report["cells"][0]
+    assert (cell["ok"], cell["failed"], cell["output_tokens"]) == (8, 0, 400)
+    workers = [note for note in report["notes"] if "worker on" in note]
+    assert len(workers) == 2
+    assert all("4 requests, clock known to ±" in note for note in workers)
+    error_ms = max(float(note.partition("±")[2].split()[0]) for note in workers)
+    events = pq.read_table(tmp_path / "out" / "events.parquet").to_pandas()
+    late_ms = (events.arrival_ns - events.text.astype("int64")) / 1e6
+    assert sorted(events.request.unique()) == list(range(8))
+    assert late_ms.min() >= -error_ms - calibrate.SEND_SLACK_MS
+    assert late_ms.median() <= error_ms + 1.0  # a kernel's stamp on loopback: microseconds
 
 
 SHORT = ["--set", "single_stream={output_tokens: [32, 64], repeats: 1}", "--only", "01,03"]

@@ -113,6 +113,9 @@ def load(
     first_byte_timeout: Annotated[float, typer.Option(min=0.001, help="Seconds from request to first byte.")] = 600.0,
     stall_timeout: Annotated[float, typer.Option(min=0.001, help="Seconds between two reads.")] = 120.0,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for a whole request.")] = 3600.0,
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="ray[://ADDRESS]", help="A Ray cluster: the workers on its nodes.")
+    ] = None,
     json_file: Json = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the two tables.")] = None,
 ) -> int:
@@ -135,7 +138,13 @@ def load(
         deadlines=Deadlines(connect_timeout, first_byte_timeout, stall_timeout, timeout),
         kind=endpoint,
     )
-    report = run_load(request, progress=_say)
+    if on is not None:
+        from perfbook.cluster.load import workers_on
+
+        with workers_on(on, workers) as spread:
+            report = run_load(request, progress=_say, spread=spread)
+    else:
+        report = run_load(request, progress=_say)
     _deliver(report.to_json(), report.render_text(), json_file)
     return 0 if report.measured else 1
 

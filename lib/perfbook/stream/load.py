@@ -22,7 +22,7 @@ import pyarrow as pa
 from perfbook.errors import BadInput, ServerFailed
 from perfbook.stream import hostload, validity, workers
 from perfbook.stream.cell import Cell, summarise, with_reasons
-from perfbook.stream.client import Deadlines, Endpoint, Schedule
+from perfbook.stream.client import Deadlines, Endpoint, Progress, Schedule
 from perfbook.stream.reconcile import Metrics, reconcile, settled
 from perfbook.stream.tables import REQUESTS, Asked
 from perfbook.stream.workers import Job, Measured
@@ -30,6 +30,8 @@ from perfbook.stream.workload import Prompt, RequestShape
 
 __all__ = ["Cell", "Deadlines", "Endpoint", "measure"]
 
+Spread = Callable[[Job, Schedule, int, Progress], Measured]
+"""Runs a job over so many workers: :func:`perfbook.stream.workers.run_all`, or the same on a cluster."""
 MUTE_S = 5.0
 """From here on the progress line says that the server sends nothing; a long prefill does not, either."""
 
@@ -54,6 +56,7 @@ def measure(
     cell: str = "",
     processes: int = 1,
     kernel_times: bool = True,
+    spread: Spread = workers.run_all,
 ) -> Cell:
     """Put a load on the server and measure every token of it.
 
@@ -95,9 +98,11 @@ def measure(
     cell : str
         Name of the cell in its tables; the concurrency when empty.
     processes : int
-        Client processes, each with its share of the streams.
+        Client workers, each with its share of the streams.
     kernel_times : bool
         False forces user-space receive times.
+    spread : callable
+        How the workers are run: as processes of this machine, or elsewhere.
 
     Returns
     -------
@@ -147,7 +152,7 @@ def measure(
     schedule = Schedule(concurrency, due, seconds, _Precision(precision) if precision is not None else None)
 
     with hostload.Watch(endpoint.host, endpoint.port) as host:
-        measured = workers.run_all(job(shape, 0, requests), schedule, processes, heard)
+        measured = spread(job(shape, 0, requests), schedule, processes, heard)
     expected = int(measured.requests["output_tokens"].to_numpy().sum())
     after = settled(metrics, before, expected)
     summary = summarise(measured.requests, measured.events, concurrency, measured.costs)

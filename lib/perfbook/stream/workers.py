@@ -94,15 +94,11 @@ def run_all(job: Job, schedule: Schedule, processes: int, progress: Progress | N
     if count == 1:
         return run(job, schedule, progress)
     children: list[subprocess.Popen[bytes]] = []
-    shares = [range(k, len(job.requests), count) for k in range(count)]
     try:
-        for k, share in enumerate(shares):
-            part = replace(job, requests=[job.requests[i] for i in share], asked=[job.asked[i] for i in share])
-            streams = schedule.concurrency // count + (k < schedule.concurrency % count)
-            due = None if schedule.due_ns is None else [schedule.due_ns[i] for i in share]
+        for part, own in split(job, schedule, count):
             child = _spawn()
             children.append(child)
-            _send(child, (part, streams, due, schedule.seconds, schedule.enough))
+            _send(child, (part, own.concurrency, own.due_ns, own.seconds, own.enough))
         for child in children:
             _expect(child, "ready")
         start_ns = time.monotonic_ns() + 20_000_000
@@ -116,7 +112,19 @@ def run_all(job: Job, schedule: Schedule, processes: int, progress: Progress | N
             for pipe in (child.stdin, child.stdout):
                 if pipe is not None:
                     pipe.close()
-    return _join(parts, shares)
+    return join(parts)
+
+
+def split(job: Job, schedule: Schedule, count: int) -> list[tuple[Job, Schedule]]:
+    """Every ``count``-th request and a fair share of the streams, for each of ``count`` workers."""
+    parts = []
+    for k in range(count):
+        share = range(k, len(job.requests), count)
+        part = replace(job, requests=[job.requests[i] for i in share], asked=[job.asked[i] for i in share])
+        due = None if schedule.due_ns is None else [schedule.due_ns[i] for i in share]
+        streams = schedule.concurrency // count + (k < schedule.concurrency % count)
+        parts.append((part, replace(schedule, concurrency=streams, due_ns=due)))
+    return parts
 
 
 def _spawn() -> subprocess.Popen[bytes]:
@@ -176,11 +184,13 @@ def _collect(children: list[subprocess.Popen[bytes]], progress: Progress | None)
     return [results[k] for k in range(len(children))]
 
 
-def _join(parts: list[Measured], shares: list[range]) -> Measured:
+def join(parts: Sequence[Measured]) -> Measured:
+    """One measurement from those of the workers, in the order of :func:`split`; requests get their numbers back."""
+
     def joined(tables: list[pa.Table], order: list[tuple[str, str]]) -> pa.Table:
         renumbered = []
-        for table, share in zip(tables, shares, strict=True):
-            numbers = pa.array(np.asarray(share)[table["request"].to_numpy()])
+        for k, table in enumerate(tables):
+            numbers = pa.array(k + len(tables) * table["request"].to_numpy())
             at = table.schema.get_field_index("request")
             renumbered.append(table.set_column(at, table.schema.field(at), numbers))
         return pa.concat_tables(renumbered).sort_by(order).combine_chunks()

@@ -19,8 +19,9 @@ from perfbook.stream.calibrate import NoiseFloor
 from perfbook.stream.cell import Cell
 from perfbook.stream.endpoint import Deadlines, Endpoint
 from perfbook.stream.export import vllm_bench_result
-from perfbook.stream.load import measure
+from perfbook.stream.load import Spread, measure
 from perfbook.stream.tokenizers import ServerTokenizer
+from perfbook.stream.workers import run_all
 from perfbook.stream.workload import RequestShape, exact_prompts
 from perfbook.study import noise
 from perfbook.units import number, percent
@@ -90,8 +91,12 @@ class LoadReport:
         return "\n".join(lines)
 
 
-def run_load(request: LoadRequest, progress: Callable[[str], None] | None = None) -> LoadReport:
+def run_load(
+    request: LoadRequest, progress: Callable[[str], None] | None = None, spread: Spread = run_all
+) -> LoadReport:
     """Measure every concurrency in turn; a server that hangs ends it there, and what was measured is reported.
+
+    ``spread`` runs the workers; what it notes (``notes``, a list) stands in the report.
 
     Raises
     ------
@@ -129,6 +134,7 @@ def run_load(request: LoadRequest, progress: Callable[[str], None] | None = None
                 watch=Watch(server),
                 cell=_name(concurrency, cells),
                 processes=request.workers,
+                spread=spread,
             )
         except ServerFailed as error:
             if not cells:
@@ -139,6 +145,7 @@ def run_load(request: LoadRequest, progress: Callable[[str], None] | None = None
         if cell.details["ended"]:
             notes.append(f"ended at {concurrency} streams: {cell.details['ended']}")
             break
+    notes += getattr(spread, "notes", [])
     report = LoadReport(cells, notes, _own_error(cells, notes, progress))
     if request.out is not None:
         _write(request, report, endpoint)
