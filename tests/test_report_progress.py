@@ -26,7 +26,7 @@ def test_a_terminal_shows_one_live_line_and_keeps_the_last() -> None:
     assert lines[2].startswith("loading · ")
     assert lines[2].endswith(" · shard 1 of 2")
     assert lines[-1].startswith("loading: done in ")
-    assert lines[-1].endswith(" · shard 2 of 2\n")
+    assert "shard" not in lines[-1]  # what was last under way is no news once all is done
     assert terminal.getvalue().count("\n") == 1
 
 
@@ -57,4 +57,4 @@ def test_a_saved_notebook_keeps_one_plain_line() -> None:
     assert len(outputs) == 1
     assert list(outputs[0].data) == ["text/plain"]
     assert outputs[0].data["text/plain"].startswith("sweep: done in ")
-    assert outputs[0].data["text/plain"].endswith(" · 4 streams")
+    assert "streams" not in outputs[0].data["text/plain"]

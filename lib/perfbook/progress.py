@@ -130,7 +130,7 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         took = units.duration(time.monotonic() - self._started)
-        last = f" · {self._text}" if self._text else ""
+        last = f" · {self._text}" if self._text and kind is not None else ""  # what was going on when it broke
         for line in self._lines:
             line.end(f"{self._what}: {'done in' if kind is None else 'stopped after'} {took}{last}")
 

@@ -26,6 +26,7 @@ from perfbook.server.launch import MARK
 from perfbook.server.leftovers import SHM, abandoned, remove
 from perfbook.server.state import ServerState
 from perfbook.server.tree import Process
+from perfbook.units import count
 
 PROFILING = ".profiling"
 _KILLED_WITHIN_S = 10.0
@@ -76,7 +77,7 @@ class StopReport:
         if self.note:
             return f"{self.run}: {self.note}"
         did = f"stopped in {self.seconds:.1f} s" if self.was_running else "was not running"
-        lines = [f"{self.run}: {did}" + (f", {len(self.removed)} leftovers removed" if self.removed else "")]
+        lines = [f"{self.run}: {did}" + (f", {count(len(self.removed), 'leftover')} removed" if self.removed else "")]
         lines += [f"  had to be killed: {one}" for one in self.killed]
         lines += [f"  could not be removed: {one}" for one in self.left]
         lines += [f"  not ours, left alone: {one}" for one in self.foreign[:_SHOWN]]

@@ -183,7 +183,7 @@ def _slope_in_words(slope: Estimate | None) -> str:
     if slope is None:
         return "too few tokens for a fit over position"
     if slope.low is None or slope.high is None:
-        return f"each token of position adds {slope}, without an interval"
+        return "whether a token's position matters is unknown: one request of that length has no interval"
     if slope.low <= 0 <= slope.high:
         return f"no effect of the token's position detected ({slope})"
     return f"each token of position adds {slope}"
