@@ -103,7 +103,7 @@ def connect(address: str) -> Any:
         import ray
     except ImportError:
         raise BadInput("--on ray: Ray is not installed here; pip install 'perfbook[ray]'") from None
-    quiet = {"log_to_driver": False, "logging_level": "error"}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     try:
         if address != "ray":
             ray.init(address if address.startswith("ray://") else address.removeprefix("ray:"), **quiet)
