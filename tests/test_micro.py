@@ -1,6 +1,7 @@
 """Micro-benchmarks: pure parts against literals, and real processes on this machine's CPU."""
 
 import os
+import time
 from pathlib import Path
 
 import psutil
@@ -117,13 +118,24 @@ time.sleep(60)
 """
 
 
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_nothing_is_left_of_a_job_that_hangs(tmp_path: Path) -> None:
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     ended = run_jobs("sleeper", [{}, {}], env=env, timeout_s=2.0, folder=tmp_path)
     assert (ended.outcome, ended.results) == ("hangs", ())
-    for pid in (int(path.read_text()) for path in tmp_path.glob("*.pid")):
-        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    pids = [int(path.read_text()) for path in tmp_path.glob("*.pid")]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 10  # a killed process takes a moment to die
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(map(alive, pids))
 
 
 def test_a_job_that_fails_says_its_last_line(tmp_path: Path) -> None:
