@@ -128,7 +128,7 @@ def alive(pid: int) -> bool:
 def test_nothing_is_left_of_a_job_that_hangs(tmp_path: Path) -> None:
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    ended = run_jobs("sleeper", [{}, {}], env=env, timeout_s=2.0, folder=tmp_path)
+    ended = run_jobs("sleeper", [{}, {}], env=env, timeout_s=4.0, folder=tmp_path)
     assert (ended.outcome, ended.results) == ("hangs", ())
     pids = [int(path.read_text()) for path in tmp_path.glob("*.pid")]
     assert len(pids) == 2
