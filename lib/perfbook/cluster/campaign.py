@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,14 @@ from perfbook.params import Variant
 from perfbook.record.run import Run
 
 MEASUREMENT = "measurement"
+_PATIENCE_S = 60.0  # until somebody who waits for a node is told so
 _TRIES = 3  # nodes on which a variant is begun before it is given up
+
+
+_WAITING = (
+    "still waiting for a node that is free, or for its worker to start "
+    "(`ray status` tells; Ray starts no worker of a Python whose path holds a space)"
+)
 
 
 @dataclass
@@ -42,6 +50,8 @@ class Placed:
     run: str = ""
     sent: dict[str, State] = field(default_factory=dict)
     tries: int = 0
+    asked_s: float = 0.0
+    heard: bool = False
     code: int | None = None
 
 
@@ -157,6 +167,9 @@ def _follow(ray: Any, placed: Sequence[Placed], options: Options, terminal: Term
             for one in running:
                 if one.pending in ready:
                     _hear(ray, one, options, terminal)
+                elif not one.heard and time.monotonic() - one.asked_s > _PATIENCE_S:
+                    one.asked_s = float("inf")  # once is enough
+                    terminal.note(f"{one.variant.variant}: {_WAITING}")
         except KeyboardInterrupt:
             if interrupted:
                 raise
@@ -174,6 +187,7 @@ def _follow(ray: Any, placed: Sequence[Placed], options: Options, terminal: Term
 def _begin(ray: Any, one: Placed, options: Options) -> None:
     """Ask for a node; what an earlier node had finished goes with the variant."""
     one.tries += 1
+    one.asked_s, one.heard = time.monotonic(), False
     wanted = needs(one.variant, rehearsed=options.rehearse)
     cpus, gpus = wanted.pop("CPU", 0), wanted.pop("GPU", 0)
     one.station = ray.remote(Station).options(num_cpus=cpus, num_gpus=gpus, resources=wanted).remote()
@@ -182,8 +196,8 @@ def _begin(ray: Any, one: Placed, options: Options) -> None:
         folder = paths.outputs() / one.variant.variant / one.run
         earlier = [(one.run, piece) for piece in carry.changes(folder, {})]
     one.sent = {}
-    one.station.start.remote(one.variant.variant, one.text, _words(options, resume=bool(one.run)), earlier)
-    one.pending = one.station.news.remote(one.variant.variant, dict(one.sent))
+    started = one.station.start.remote(one.variant.variant, one.text, _words(options, resume=bool(one.run)), earlier)
+    one.pending = one.station.news.remote(one.variant.variant, dict(one.sent), started)
 
 
 def _words(options: Options, *, resume: bool) -> list[str]:
@@ -210,11 +224,11 @@ def _hear(ray: Any, one: Placed, options: Options, terminal: Terminal) -> None:
         terminal.note(f"{name}: its node was lost; begun again elsewhere, from what is finished here")
         _begin(ray, one, options)
         return
+    one.heard = True
     carry.write(paths.outputs() / name, news.pieces)
     for piece in news.pieces:
         one.run = one.run or piece.name.partition("/")[0]
-        if piece.offset + len(piece.data) >= piece.state[0]:
-            one.sent[piece.name] = piece.state
+        one.sent[piece.name] = piece.reached
     for line in news.lines:
         terminal.note(f"{name}: {line}")
     one.code = news.code

@@ -11,7 +11,7 @@ from perfbook.errors import BadInput
 APPENDED = (".jsonl", ".log")  # files that only ever grow: their end is sent, not the whole again
 PIECE_BYTES = 8 * 2**20
 State = tuple[int, int]
-"""Size in bytes and modification time in ns of a file, as last sent."""
+"""How many bytes of a file have been sent, and its modification time in ns then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,11 @@ class Piece:
     offset: int
     data: bytes
     state: State
+
+    @property
+    def reached(self) -> State:
+        """What its receiver has of the file: a large one goes on from here when it is next asked for."""
+        return (self.offset + len(self.data), self.state[1])
 
 
 def changes(folder: Path, sent: Mapping[str, State]) -> Iterator[Piece]:
@@ -36,7 +41,8 @@ def changes(folder: Path, sent: Mapping[str, State]) -> Iterator[Piece]:
             before = sent.get(name)
             if before == state:
                 continue
-            offset = before[0] if before and name.endswith(APPENDED) and before[0] <= about.st_size else 0
+            goes_on = before and (name.endswith(APPENDED) or before[1] == about.st_mtime_ns)
+            offset = before[0] if before and goes_on and before[0] <= about.st_size else 0
             with path.open("rb") as file:
                 file.seek(offset)
                 while True:

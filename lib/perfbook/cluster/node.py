@@ -64,9 +64,12 @@ class Station:
         self._running = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def news(self, variant: str, sent: Mapping[str, State], wait_s: float = 1.0) -> News:
-        """What is new, after at most ``wait_s``; names of files begin with the run's."""
-        self._ended.wait(wait_s)
+    def news(self, variant: str, sent: Mapping[str, State], started: None = None) -> News:
+        """What is new, after at most a second; names of files begin with the run's.
+
+        ``started`` is what :meth:`start` returned: Ray then hands its failure on to whoever waits for news.
+        """
+        self._ended.wait(1.0)
         code = self._code if self._ended.is_set() else None  # read before the files: they are complete then
         lines, self._lines = self._lines, []
         pieces: list[Piece] = []
