@@ -67,6 +67,12 @@ def test_a_client_that_only_shares_its_cores_is_not_suspect():
     )
 
 
+def test_a_cell_in_which_nothing_arrived_says_nothing_of_its_client():
+    nothing = replace(GOOD, ok=0, errors={"refused": 8}, tokens=0, server_tokens=0.0, server_requests=0.0)
+    starved = replace(nothing, waiting_share=0.9, foreign_cores=1.0, lag_p99_ms=80.0, busy_share=0.95)
+    assert validity.judge(starved) == validity.Validity("invalid", ("8 of 8 requests failed (refused 8)",))
+
+
 def table(schema: pa.Schema, rows: list[dict]) -> pa.Table:
     return pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in rows], schema)
 
