@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -188,14 +190,15 @@ class Cluster:
         self.folder = folder
         self.address = f"127.0.0.1:{free_port()}"
         self.nodes: list[subprocess.Popen[bytes]] = []
+        # not in ``folder``: the sockets below it have names of a hundred characters at most
+        self.ray_folder = tempfile.mkdtemp(prefix="pbray-", dir="/tmp")
 
     def add(self) -> subprocess.Popen[bytes]:
         """Start a node in the foreground of a process of ours, and wait until it is part of the cluster."""
         where = ["--address", self.address]
         if not self.nodes:
-            short = f"/tmp/pbray-{os.getpid()}"  # the sockets below it have names of a hundred characters at most
             where = ["--head", "--port", self.address.split(":")[1], "--node-ip-address", "127.0.0.1"]
-            where += ["--include-dashboard", "false", "--temp-dir", short]
+            where += ["--include-dashboard", "false", "--temp-dir", self.ray_folder]
         words = ["--num-cpus", "1", "--resources", '{"measurement": 1}', "--object-store-memory", "100000000"]
         command = [
             sys.executable,
@@ -208,7 +211,7 @@ class Cluster:
             "--disable-usage-stats",
         ]
         env = os.environ | {
-            "PERFBOOK_LOCK": str(self.folder / f"lock{len(self.nodes)}"),
+            "PERFBOOK_LOCK": str(self.folder / f"lock{len(self.nodes)}"), "TMPDIR": self.ray_folder,
             "RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3",
             "RAY_health_check_initial_delay_ms": "0", "RAY_USAGE_STATS_ENABLED": "0",
         }  # fmt: skip
@@ -249,11 +252,16 @@ class Cluster:
             and "perfbook.rehearsal.server" in (process.info["cmdline"] or ())
         ]
 
+    def left(self) -> list[str]:
+        """Folders of variants on the nodes."""
+        return [path.name for path in Path(self.ray_folder).glob("perfbook-node-*")]
+
     def close(self) -> None:
-        """End every node by its id, children first."""
+        """End every node by its id, children first, and leave none of Ray's files."""
         for node in reversed(self.nodes):
             _kill_tree(node.pid)
             node.wait(20)
+        shutil.rmtree(self.ray_folder, ignore_errors=True)
 
 
 def _kill_tree(pid: int) -> None:
@@ -300,7 +308,7 @@ def test_a_variant_runs_on_a_node_and_comes_home(tmp_path: Path) -> None:
         assert "rehearsal" in report.read_text()
         assert ray.summary("minimax-m2.5-fp8")["rehearsed"] is True
         assert "✓ 01_deploy" in err
-        assert ray.stand_ins() == []
+        assert (ray.stand_ins(), ray.left()) == ([], [])
         refused = ray.perfbook(str(PARAMS / "minimax-m2.5-fp8.yaml"), "--only", "01", "--resume")
         assert "--resume is for runs of this machine" in refused.communicate(timeout=60)[1]
         assert refused.returncode == 2
@@ -377,3 +385,5 @@ def test_no_server_outlives_its_driver(tmp_path: Path, how: signal.Signals) -> N
         run.communicate(timeout=200)
         assert run.returncode == (-signal.SIGKILL if how is signal.SIGKILL else 130)
         _until(lambda: ray.stand_ins() == [], "no server is left", 180)
+        if how is signal.SIGINT:
+            assert ray.left() == []

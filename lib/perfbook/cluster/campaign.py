@@ -176,7 +176,7 @@ def _follow(ray: Any, placed: Sequence[Placed], options: Options, terminal: Term
             interrupted = True
             terminal.note(f"interrupted: stopping the servers on their nodes (up to {PATIENCE_S:.0f} s)")
             for one in running:
-                if one.run:
+                if one.heard:
                     one.station.interrupt.remote()
                 else:  # still waiting for a node
                     one.result.error = "interrupted"
