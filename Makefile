@@ -18,11 +18,11 @@ report: setup  ## measure the variant with every notebook, write one HTML report
 
 test: setup-test  ## lint, types and all tests that take seconds to minutes
 	@$(LINT)
-	@$(BIN)/pytest -m "not long"
+	@$(BIN)/pytest --hypothesis-profile ci -m "not long"
 
 check: setup-test  ## lint, types and unit tests: no server, no browser
 	@$(LINT)
-	@$(BIN)/pytest -m "not server and not browser and not long"
+	@$(BIN)/pytest --hypothesis-profile ci -m "not server and not browser and not long"
 
 test-all: setup-test  ## everything, the long tests too
 	@$(LINT)

@@ -30,9 +30,9 @@ def recording(step_ns: int) -> Recording:
     rec = Recorded(0)
     rec.start_ns = 5_000_000
     cut = len(HEAD) + BODY.index(b"e\r\ndata: [DONE]")
-    rec.raw = bytearray(HEAD + BODY)
-    rec.size = len(rec.raw)
-    rec.ends.extend([cut, rec.size])
+    whole = HEAD + BODY
+    rec.fresh = [whole[:cut], whole[cut:]]
+    rec.join()
     rec.user_ns.extend([7_000_000, 9_000_000])
     offset = 10**18
     rec.stamps = bytearray(stamp(offset + 6_000_000) + stamp(offset + 8_000_000))
@@ -91,7 +91,7 @@ def test_the_end_is_seen_wherever_it_is_cut_and_the_connection_used_again(cut: i
         request = endpoint.request(RequestShape(1).body(endpoint, fixed_prompts("x", 1)[0]))
         limits = Deadlines(connect_s=2, first_byte_s=2, stall_s=2, total_s=5)
         seen = client.record(endpoint, [request] * 3, Schedule(1), deadlines=limits)
-    assert [(r.error, bytes(r.raw)) for r in seen.responses] == [(None, whole)] * 3
+    assert [(r.error, b"".join(r.blocks)) for r in seen.responses] == [(None, whole)] * 3
 
 
 @pytest.fixture(scope="module")

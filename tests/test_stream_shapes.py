@@ -151,6 +151,7 @@ def test_a_cr_blank_line_completes_with_its_cr():
     assert [e.end for e in sse.parse(b"data: x\r\n\r\n")] == [10]
     assert [e.end for e in sse.parse(b"data: x\n\n")] == [9]
     assert [e.end for e in sse.parse(b"data: x\r\r")] == [9]
+    assert [e.end for e in sse.parse(b"data: x\n\n\n\ndata: y\n\n\n")] == [9, 20]
     parser = sse.SseParser()
     pieces = [b"data: x\r", b"", b"\n", b"", b"\r", b"\n"]
     assert [e for piece in pieces for e in parser.feed(piece)] == sse.parse(b"data: x\r\n\r\n")
@@ -330,9 +331,36 @@ def test_events_do_not_depend_on_where_the_bytes_are_cut(shape: Timed, data: st.
     parsed = response.parse(whole, ends, closed=True)
     for name in ("status", "error", "answer", "reasoning", "counted", "finished", "finish_reason", "done"):
         assert getattr(parsed, name) == getattr(shape.parsed, name)
+    completing = response.parse(whole, range(1, len(whole) + 1), closed=True).read + 1
+    assert parsed.read.tolist() == np.searchsorted(ends, completing).tolist()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.tuples(st.integers(1, 5000), st.sampled_from([b"", b"", b"", b"00", b";x=1"])), min_size=1, max_size=8),
+    st.sampled_from([b"", b"HTTP/1.1 100 Continue\r\n\r\n"]),
+    st.booleans(),
+    st.data(),
+)
+def test_bytes_of_body_by_each_read(parts: list[tuple[int, bytes]], before: bytes, ended: bool, data: st.DataObject):
+    """Counted byte by byte as the response is made; chunks of odd framing and ends that are missing go the long way."""
+    head = before + b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    raw, is_body = bytearray(head), [False] * len(head)
+    for size, oddity in parts:
+        digits = b"%x" % size
+        line = (digits + oddity if oddity.startswith(b";") else oddity + digits) + b"\r\n"
+        raw += line + b"x" * size + b"\r\n"
+        is_body += [False] * len(line) + [True] * size + [False] * 2
+    if ended:
+        raw += b"0\r\n\r\n"
+    cuts = data.draw(st.lists(st.integers(1, len(raw)), max_size=30))
+    ends = sorted({*cuts, len(raw)})
+    _, body_ends, broken = response._read_http(raw, ends)
+    assert broken == ""
+    assert body_ends.tolist() == np.cumsum([*is_body, *[False] * 5])[np.array(ends) - 1].tolist()
+
+
+@settings(deadline=None, max_examples=300)
 @given(
     st.lists(st.sampled_from([b"data: a", b"data:b", b":c", b"id: 1", b"", b"data", b"\n", b"\r", b"\r\n"])), st.data()
 )
@@ -341,7 +369,22 @@ def test_offsets_do_not_depend_on_the_cut_either(parts: list[bytes], data: st.Da
     cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=20)))
     parser = sse.SseParser()
     pieces = [body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True)]
-    assert [e for piece in pieces for e in parser.feed(piece)] == sse.parse(body)
+    events = sse.parse(body)
+    assert [e for piece in pieces for e in parser.feed(piece)] == events
+    plain = sse.parse_plain(body)
+    if plain is not None:
+        assert [(e.data, e.end, e.name) for e in events] == [(d, e, b"") for d, e in zip(*plain, strict=True)]
+
+
+def test_a_body_of_single_data_lines_needs_no_grammar():
+    for body in (b"data: a\n\ndata: \n\n", b"data: a\n\n" * 3, b"data: \n\n"):
+        payloads, ends = sse.parse_plain(body) or ([], [])
+        assert [(e.data, e.end) for e in sse.parse(body)] == list(zip(payloads, ends, strict=True))
+        assert payloads
+    unended = (b"", b"data: a\n", b"data: a\n\n\n", b"data: a\n\n\ndata: b\n\n", b"data: a\r\n\n")
+    richer = (b"id: 1\ndata: a\n\n", b"data: a\n\n: ping\n\n", b"data: a\ndata: b\n\n")
+    assert [sse.parse_plain(body) for body in unended + richer] == [None] * 8
+    assert sse.parse_plain(b"data: " + b"x" * sse.MAX_EVENT_BYTES + b"\n\n") is None
 
 
 def test_the_plateau_ends_when_a_stream_has_nothing_left():

@@ -48,12 +48,17 @@ def main() -> None:
     if "dies" in HABITS:
         print(f"{PREFIX} Traceback (most recent call last):\n{PREFIX} ValueError: no room for the cache", flush=True)
         sys.exit(1)
+    settled, settling = os.pipe()
     engine = os.fork()
     if engine == 0:
         hold_resources("engine")
         if os.fork() == 0:
             hold_resources("worker")
+            os.write(settling, b".")
+        os.close(settling)
         sleep_forever()
+    os.close(settling)
+    os.read(settled, 1)  # vLLM's API server does not listen before its workers are there
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

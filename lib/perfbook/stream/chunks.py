@@ -85,7 +85,9 @@ def failure(chunk: Chunk, data: bytes) -> str | None:
     """The error text that a server put inside a 200 stream; None when there is none. ``data`` is the chunk's
     payload.
     """
-    if chunk.error is not _NO_ERROR and bytes(chunk.error) != b"null":
+    if chunk.error is _NO_ERROR and chunk.choices:
+        return None
+    if bytes(chunk.error) != b"null":
         return error_text(bytes(chunk.error))
     if not chunk.choices and b'"error"' in data:
         whole = _decode_error(data)
@@ -108,13 +110,16 @@ def channels(chunk: Chunk) -> tuple[str, str]:
             continue
         if delta.content:
             answer += delta.content
-        thought = delta.reasoning or delta.reasoning_content
-        if thought:
+        if thought := delta.reasoning or delta.reasoning_content:
             reasoning += thought
-        for call in delta.tool_calls or ():
-            if call.function is not None:
-                answer += (call.function.name or "") + (call.function.arguments or "")
+        if delta.tool_calls:
+            answer += _calls(delta.tool_calls)
     return answer, reasoning
+
+
+def _calls(calls: list[ToolCall]) -> str:
+    functions = [call.function for call in calls if call.function is not None]
+    return "".join((one.name or "") + (one.arguments or "") for one in functions)
 
 
 def error_text(body: bytes, limit: int = 300) -> str:

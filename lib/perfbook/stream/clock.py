@@ -1,7 +1,7 @@
 """Receive times: the kernel's own where it gives them, mapped to CLOCK_MONOTONIC.
 
 Linux stamps a segment when it arrives, before any process is woken, and hands the stamp out with ``recvmsg``
-(``SO_TIMESTAMPING``, https://docs.kernel.org/networking/timestamping.html). The stamp is on CLOCK_REALTIME;
+(``SO_TIMESTAMPNS``, https://docs.kernel.org/networking/timestamping.html). The stamp is on CLOCK_REALTIME;
 the offset to CLOCK_MONOTONIC is taken before and after each cell. Both clocks are slewed alike, so a
 difference between the two offsets is a step of the wall clock.
 """
@@ -14,12 +14,11 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-SO_TIMESTAMPING = 37
-_RX_SOFTWARE, _SOFTWARE = 1 << 3, 1 << 4
+SO_TIMESTAMPNS = 35
 STAMP_BYTES = 16
 NO_STAMP = bytes(STAMP_BYTES)
-ANCILLARY_BYTES = 96
-"""Room for one SCM_TIMESTAMPING message: a header and three timespecs."""
+ANCILLARY_BYTES = socket.CMSG_SPACE(STAMP_BYTES)
+"""Room for one SCM_TIMESTAMPNS message: a header and a timespec."""
 
 STEP_NS = 50_000
 """Two offsets are each good to about a microsecond; a larger difference means that the clock was set."""
@@ -28,7 +27,7 @@ STEP_NS = 50_000
 def want_kernel_times(sock: socket.socket) -> bool:
     """Ask for kernel receive times; false where the system has none."""
     try:
-        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, _RX_SOFTWARE | _SOFTWARE)
+        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
     except OSError:
         return False
     return np.dtype(np.int_).itemsize == 8  # 16-byte timespecs only

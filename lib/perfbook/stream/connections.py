@@ -10,6 +10,8 @@ import select
 import socket
 import ssl
 import time
+from collections.abc import Callable
+from typing import Any
 
 from perfbook.errors import BadInput
 from perfbook.stream import clock
@@ -30,27 +32,29 @@ class Connection:
         "began_ns",
         "eager",
         "fd",
-        "fed",
         "hot",
         "http",
         "kernel",
         "out",
         "rec",
+        "receive",
         "sock",
         "state",
+        "unfed",
     )
 
     def __init__(self) -> None:
         self.state = CLOSED
         self.fd = -1
         self.sock: socket.socket
+        self.receive: Callable[[int, int], tuple[bytes, list[tuple[int, int, bytes]], int, Any]]  # its recvmsg
         self.kernel = False
         self.hot = False  # readable in the hot path: a request is out, the kernel gives times
         self.began_ns = 0
         self.rec: Recorded | None = None
         self.http: HttpFraming
         self.out = memoryview(b"")
-        self.fed = 0
+        self.unfed = 0  # bytes of the response that its framing has not been asked about
         self.eager = True
 
     def begin(self, rec: Recorded, request: bytes) -> None:
@@ -58,7 +62,7 @@ class Connection:
         self.rec = rec
         self.http = HttpFraming()
         self.eager = True
-        self.fed = 0
+        self.unfed = 0
         self.out = memoryview(request)
 
 
@@ -102,6 +106,7 @@ class Pool:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.kernel = self._kernel_times and clock.want_kernel_times(sock)
         connection.sock = sock
+        connection.receive = sock.recvmsg
         connection.fd = sock.fileno()
         connection.began_ns = time.monotonic_ns()
         connection.state = CONNECTING

@@ -109,7 +109,7 @@ class HotLoop:
                     self._on_event(connection)
                     continue
                 try:
-                    data, extra, _, _ = connection.sock.recvmsg(_READ_BYTES, ancillary)
+                    data, extra, _, _ = connection.receive(_READ_BYTES, ancillary)
                 except BlockingIOError:
                     continue
                 except OSError as error:
@@ -121,13 +121,12 @@ class HotLoop:
                     continue
                 rec = connection.rec
                 assert rec is not None
-                raw = rec.raw
-                raw += data
-                rec.size += len(data)
-                rec.ends.append(rec.size)
+                rec.fresh.append(data)
                 rec.user_ns.append(at)
-                rec.stamps += extra[0][2][:16] if extra else no_stamp
-                if connection.eager or raw.endswith(_END) or len(raw) - connection.fed > _FEED_BYTES:
+                rec.stamps += extra[0][2] if extra else no_stamp
+                size = len(data)
+                connection.unfed += size
+                if connection.unfed > _FEED_BYTES or data.endswith(_END) or size < len(_END) or connection.eager:
                     self._on_bytes(connection)
             now = monotonic_ns()
             wait_ns = self._issue(now) if self.free else tick_ns
@@ -209,9 +208,7 @@ class HotLoop:
             if not data:
                 self._on_eof(connection)
                 return
-            rec.raw += data
-            rec.size += len(data)
-            rec.ends.append(rec.size)
+            rec.fresh.append(data)
             rec.user_ns.append(at)
             rec.stamps += clock.NO_STAMP
             self._on_bytes(connection)
@@ -231,13 +228,12 @@ class HotLoop:
 
     def _feed(self, connection: Connection, rec: Recorded) -> bool:
         http = connection.http
+        connection.unfed = 0
         try:
-            with memoryview(rec.raw) as view:
-                http.feed(view[connection.fed :])
+            http.feed(rec.join())
         except httptools.HttpParserError as error:
             self._fail(connection, "bad_http", f"not a valid HTTP response: {error}")
             return False
-        connection.fed = len(rec.raw)
         connection.eager = not (http.headers_complete and http.chunked)
         return True
 
@@ -255,7 +251,9 @@ class HotLoop:
         connection.rec = None
         connection.hot = False
         self.finished += 1
-        self.held_bytes += len(rec.raw)
+        if rec.fresh:
+            rec.join()
+        self.held_bytes += _held(rec)
         if keep and connection.state == READING:
             connection.state = IDLE
             self.free.appendleft(connection)
@@ -289,7 +287,8 @@ class HotLoop:
             elif not rec.user_ns and now - rec.start_ns > limit.first_byte_s * 1e9:
                 self._fail(connection, "first_byte_timeout", f"no byte within {limit.first_byte_s:g} s")
             elif rec.user_ns and now - rec.user_ns[-1] > limit.stall_s * 1e9:
-                self._fail(connection, "stall", f"no byte for {limit.stall_s:g} s after {rec.size} bytes")
+                size = rec.size + connection.unfed
+                self._fail(connection, "stall", f"no byte for {limit.stall_s:g} s after {size} bytes")
         self._keep_small()
 
     def _silent_s(self, now: int) -> float:
@@ -308,20 +307,17 @@ class HotLoop:
         """Move response bytes to the file, longest first, once there are too many in memory."""
         spool = self.out.spool
         live = {c.rec.index: c for c in self.pool.by_fd.values() if c.rec is not None}
-        held = self.held_bytes + sum(len(c.rec.raw) for c in live.values() if c.rec is not None)
+        held = self.held_bytes + sum(c.unfed + _held(c.rec) for c in live.values() if c.rec is not None)
         if held <= spool.limit_bytes:
             return
-        for rec in sorted(self.out.responses, key=lambda r: -len(r.raw)):
+        for rec in sorted(self.out.responses, key=_held, reverse=True):
             connection = live.get(rec.index)
-            if connection is None:
-                self.held_bytes -= len(rec.raw)
-            elif self._feed(connection, rec):
-                connection.fed = 0
-                connection.eager = True  # once: the end's CRLF CRLF may straddle the cut
-            else:
+            if connection is not None and rec.fresh and not self._feed(connection, rec):
                 continue
-            held -= len(rec.raw)
-            spool.spill(rec)
+            moved = spool.spill(rec)
+            held -= moved
+            if connection is None:
+                self.held_bytes -= moved
             if held <= spool.limit_bytes // 2:
                 return
 
@@ -329,3 +325,7 @@ class HotLoop:
     def _wait_until(at_ns: int) -> None:
         while (left := at_ns - time.monotonic_ns()) > 0:
             time.sleep(left / 1e9)
+
+
+def _held(rec: Recorded) -> int:
+    return sum(map(len, rec.blocks))

@@ -11,6 +11,7 @@ import tempfile
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import IO
 
 Progress = Callable[[int, float, float], str | None]
@@ -30,18 +31,24 @@ class Recorded:
         sent), last thing seen of it.
     error, detail : str or None, str
         Transport failure; what the bytes themselves say is found when they are parsed.
+    fresh : list of bytes
+        Reads since the framing was last looked at.
+    blocks : list of bytes
+        The reads before them, joined: many small objects would take more memory than their bytes.
     ends : array of int64
-        For each read, bytes received so far.
+        For each read in the blocks, bytes received by its end.
     user_ns : array of int64
         For each read, the time in user space.
     stamps : bytearray
         For each read, 16 bytes of kernel timespec; zeros where there was none.
     closed : bool
         The server closed the connection.
+    spilled : list of (int, int)
+        Where in the spool the first bytes lie: offset and length.
     """
 
     __slots__ = (
-        "closed", "detail", "due_ns", "ends", "error", "finished_ns", "index", "parts", "raw", "size",
+        "blocks", "closed", "detail", "due_ns", "ends", "error", "finished_ns", "fresh", "index", "spilled",
         "stamps", "start_ns", "user_ns",
     )  # fmt: skip
 
@@ -52,18 +59,32 @@ class Recorded:
         self.finished_ns = -1
         self.error: str | None = None
         self.detail = ""
-        self.raw = bytearray()
-        self.size = 0
+        self.fresh: list[bytes] = []
+        self.blocks: list[bytes] = []
         self.ends: array[int] = array("q")
         self.user_ns: array[int] = array("q")
         self.stamps = bytearray()
         self.closed = False
-        self.parts: list[tuple[int, int]] = []
+        self.spilled: list[tuple[int, int]] = []
+
+    def join(self) -> bytes:
+        """The fresh reads as one block, which is no longer fresh."""
+        sizes = list(accumulate(map(len, self.fresh), initial=self.size))
+        self.ends.extend(sizes[1:])
+        block = b"".join(self.fresh)
+        self.blocks.append(block)
+        self.fresh.clear()
+        return block
+
+    @property
+    def size(self) -> int:
+        """Bytes in the blocks so far, spilled ones included."""
+        return self.ends[-1] if self.ends else 0
 
     @property
     def held_bytes(self) -> int:
         """Memory that the record holds now (buffers, without object headers)."""
-        return len(self.raw) + len(self.stamps) + 16 * len(self.ends)
+        return sum(map(len, self.blocks)) + len(self.stamps) + 16 * len(self.ends)
 
 
 class Spool:
@@ -74,21 +95,21 @@ class Spool:
         self.spilled_bytes = 0
         self._file: IO[bytes] | None = None
 
-    def spill(self, record: Recorded) -> None:
-        """Move the record's bytes to the file."""
+    def spill(self, record: Recorded) -> int:
+        """Move the record's blocks to the file; how many bytes that were."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="perfbook-", buffering=0)  # noqa: SIM115 (closed by close)
-        os.pwrite(self._file.fileno(), record.raw, self.spilled_bytes)
-        record.parts.append((self.spilled_bytes, len(record.raw)))
-        self.spilled_bytes += len(record.raw)
-        record.raw = bytearray()
+        moved = b"".join(record.blocks)
+        os.pwrite(self._file.fileno(), moved, self.spilled_bytes)
+        record.spilled.append((self.spilled_bytes, len(moved)))
+        record.blocks.clear()
+        self.spilled_bytes += len(moved)
+        return len(moved)
 
-    def read(self, record: Recorded) -> bytes | bytearray:
+    def read(self, record: Recorded) -> bytes:
         """All bytes of the record."""
-        if not record.parts or self._file is None:
-            return record.raw
-        fd = self._file.fileno()
-        return b"".join([*(os.pread(fd, size, at) for at, size in record.parts), record.raw])
+        fd = self._file.fileno() if self._file is not None else -1
+        return b"".join([*(os.pread(fd, size, at) for at, size in record.spilled), *record.blocks])
 
     def close(self) -> None:
         """Drop the file."""

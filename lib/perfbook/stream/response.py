@@ -12,8 +12,12 @@ from dataclasses import dataclass, field
 
 import httptools
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from perfbook.stream import chunks, sse
+
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
 class HttpFraming:
@@ -60,7 +64,7 @@ class HttpFraming:
         """Whether the body ends where the connection ends."""
         return self.headers_complete and not self.chunked and b"content-length" not in self.headers
 
-    def feed(self, data: bytes | memoryview) -> None:
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
         """Raise ``httptools.HttpParserError`` when the bytes are not an HTTP response."""
         self.parser.feed_data(data)
 
@@ -69,19 +73,68 @@ class HttpBody(HttpFraming):
     """The same, keeping the body in pieces."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.pieces: list[bytes] = []
-        self.body_length = 0
+        self.on_body = self.pieces.append  # found by the parser that is made next
+        super().__init__()
 
-    def on_body(self, data: bytes) -> None:
-        """Keep the next piece of the body."""
-        self.pieces.append(data)
-        self.body_length += len(data)
+    @property
+    def body(self) -> bytes:
+        """The body so far."""
+        return b"".join(self.pieces)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes of each piece."""
+        return np.fromiter(map(len, self.pieces), np.int64, len(self.pieces))
+
+
+def _read_http(raw: bytes | bytearray, read_ends: Sequence[int]) -> tuple[HttpBody, NDArray[np.int64], str]:
+    """The response without its framing, for each read the bytes of body that had come by then, and what broke it."""
+    http = HttpBody()
+    try:
+        http.feed(raw)
+        body_ends = _plain_body_ends(raw, np.asarray(read_ends), http)
+        if body_ends is not None:
+            return http, body_ends, ""
+    except httptools.HttpParserError:
+        pass  # it breaks again below, where it shows in which read
+    http, taken, broken = HttpBody(), [], ""
+    start = 0
+    with memoryview(raw) as view:
+        try:
+            for end in read_ends:
+                http.feed(view[start:end])
+                taken.append(len(http.pieces))
+                start = end
+        except httptools.HttpParserError as error:
+            broken = str(error)
+            taken += [len(http.pieces)] * (len(read_ends) - len(taken))
+    return http, np.concatenate(([0], np.cumsum(http.sizes)))[taken], broken
+
+
+def _plain_body_ends(raw: bytes | bytearray, read_ends: NDArray[np.int64], http: HttpBody) -> NDArray[np.int64] | None:
+    """For each read, bytes of the body so far, from the lengths of the chunks; None where they do not tell.
+
+    A chunk's framing is its length in hexadecimal and two line ends. Extensions and leading zeros can only add to
+    that, so a response of exactly the bytes that this makes has none, and where its chunks lie is known.
+    """
+    header = raw.find(b"\r\n\r\n") + 4
+    if not (http.complete and http.chunked and http.pieces) or header < 4:
+        return None
+    sizes = http.sizes
+    digits = np.floor(np.log2(sizes)).astype(np.int64) // 4 + 1
+    begin = header + np.cumsum(sizes + digits + 4) - sizes - 2
+    if begin[-1] + sizes[-1] + len(_LAST_CHUNK) != len(raw):
+        return None
+    before = np.concatenate(([0], np.cumsum(sizes)))
+    chunk = np.maximum(np.searchsorted(begin, read_ends, "right") - 1, 0)
+    ends: NDArray[np.int64] = before[chunk] + np.clip(read_ends - begin[chunk], 0, sizes[chunk])
+    return ends
 
 
 @dataclass(slots=True)
 class Parsed:
-    """What one response said. Event columns are parallel lists, one entry per event with text, usage or an
+    """What one response said. Event columns are parallel, one entry per event with text, usage or an
     end.
 
     Attributes
@@ -90,9 +143,9 @@ class Parsed:
         HTTP status; None when no complete header arrived.
     error, detail : str or None, str
         Error class (see ``perfbook.stream.load``) and what the server or parser said; None for a success.
-    read : list of int
+    read : array of int64
         Index of the read that completed the event.
-    later : list of bool
+    later : array of bool
         Whether the same read completed a later event too: then the read's time is only an upper bound.
     answer, reasoning : list of str
         Text of the event per channel.
@@ -110,8 +163,8 @@ class Parsed:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
-    read: list[int] = field(default_factory=list)
-    later: list[bool] = field(default_factory=list)
+    read: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    later: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     answer: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     counted: list[int] = field(default_factory=list)
@@ -137,23 +190,12 @@ def parse(raw: bytes | bytearray, read_ends: Sequence[int], *, closed: bool = Fa
         Whether the server closed the connection after the last byte (ends a body without framing).
     """
     out = Parsed()
-    http = HttpBody()
-    body_ends: list[int] = []
-    view = memoryview(raw)
-    start = 0
-    try:
-        for end in read_ends:
-            http.feed(view[start:end])
-            body_ends.append(http.body_length)
-            start = end
-    except httptools.HttpParserError as error:
-        out.fail("bad_http", f"not a valid HTTP response: {error}")
-        body_ends += [http.body_length] * (len(read_ends) - len(body_ends))
-    finally:
-        view.release()
-        del http.parser  # it refers back to its owner, and so would keep the body
+    http, body_ends, broken = _read_http(raw, read_ends)
+    if broken:
+        out.fail("bad_http", f"not a valid HTTP response: {broken}")
+    del http.parser  # it refers back to its owner, and so would keep the body
     out.status = http.status
-    body = b"".join(http.pieces)
+    body = http.body
     if http.status is None:
         out.fail("incomplete", "the connection ended before a response header was complete")
         return out
@@ -180,24 +222,24 @@ def parse(raw: bytes | bytearray, read_ends: Sequence[int], *, closed: bool = Fa
     return out
 
 
-def _read_events(out: Parsed, body: bytes, body_ends: Sequence[int]) -> None:
-    parser = sse.SseParser()
-    try:
-        events = parser.feed(body)
-    except sse.EventTooLongError as error:
-        out.fail("oversized", str(error))
-        return
-    last = parser.finish()
-    if last is not None and last.data == chunks.DONE:
-        events.append(last)
-    read = 0
-    reads, later = out.read, out.later
+def _read_events(out: Parsed, body: bytes, body_ends: NDArray[np.int64]) -> None:
+    named: dict[int, bytes] = {}
+    plain = sse.parse_plain(body)
+    if plain is not None:
+        payloads, ends = plain
+    else:
+        try:
+            events = _any_events(body)
+        except sse.EventTooLongError as error:
+            out.fail("oversized", str(error))
+            return
+        payloads, ends = [event.data for event in events], np.array([event.end for event in events], np.int64)
+        named = {at: event.name for at, event in enumerate(events) if event.name}
+    kept: list[int] = []
     decode, channels, fails = chunks.decode, chunks.channels, chunks.failure
-    for data, end, name in events:
-        while body_ends[read] < end:
-            read += 1
-        if reads and reads[-1] == read:
-            later[-1] = True
+    keep, answers, reasonings = kept.append, out.answer.append, out.reasoning.append
+    counts, choosers, finishers = out.counted.append, out.has_choices.append, out.finished.append
+    for at, data in enumerate(payloads):
         if data == chunks.DONE:
             out.done = True
             break
@@ -207,12 +249,12 @@ def _read_events(out: Parsed, body: bytes, body_ends: Sequence[int]) -> None:
             chunk = decode(data)
             failure = fails(chunk, data)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            if name == b"error":
+            if named.get(at) == b"error":
                 out.fail("stream_error", chunks.error_text(data))
             else:
                 out.fail("bad_event", f"{error} in {data[:80]!r}")
             continue
-        if failure is None and name == b"error":
+        if failure is None and named and named.get(at) == b"error":
             failure = chunks.error_text(data)
         if failure is not None:
             out.fail("stream_error", failure)
@@ -226,15 +268,27 @@ def _read_events(out: Parsed, body: bytes, body_ends: Sequence[int]) -> None:
                 out.cached_tokens = usage.prompt_tokens_details.cached_tokens
         answer, reasoning = channels(chunk)
         finished = False
-        for choice in chunk.choices or ():
+        choices = chunk.choices or ()
+        for choice in choices:
             if choice.finish_reason is not None:
                 finished = True
                 if not choice.index:
                     out.finish_reason = choice.finish_reason
-        reads.append(read)
-        later.append(False)
-        out.answer.append(answer)
-        out.reasoning.append(reasoning)
-        out.counted.append(counted)
-        out.has_choices.append(bool(chunk.choices))
-        out.finished.append(finished)
+        keep(at)
+        answers(answer)
+        reasonings(reasoning)
+        counts(counted)
+        choosers(bool(choices))
+        finishers(finished)
+    read = np.searchsorted(body_ends, ends)
+    later = np.zeros(len(read), np.bool_)
+    later[:-1] = read[1:] == read[:-1]
+    out.read, out.later = read[kept], later[kept]
+
+
+def _any_events(body: bytes) -> list[sse.SseEvent]:
+    """By the grammar; a server that closes right after ``[DONE]``, without its blank line, did say it."""
+    parser = sse.SseParser()
+    events = parser.feed(body)
+    last = parser.finish()
+    return [*events, last] if last is not None and last.data == chunks.DONE else events

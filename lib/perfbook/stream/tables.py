@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from perfbook.stream import clock, response, timing
 from perfbook.stream.client import Recording
@@ -59,6 +60,10 @@ EVENTS = pa.schema(
 )
 
 
+_POOL = pa.system_memory_pool()
+"""Arrow's own pool touches several times the memory that it hands out: measured, more CPU than all else here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What a request asked for: tokens of its prompt (before the chat template; None: unknown) and of its
@@ -97,16 +102,16 @@ class _Columns:
         self.reasoning: list[str] = []
 
     def add(self, at: int, parsed: response.Parsed, stamps: timing.Ints, start_ns: int) -> None:
-        if not parsed.read:
+        read = parsed.read
+        if not len(read):
             return
-        read = np.array(parsed.read)
-        self.request.extend([at] * len(read))
+        self.request.frombytes(np.full(len(read), at, np.int64).tobytes())
         self.arrival.frombytes(stamps[read].tobytes())
         self.earliest.frombytes(np.where(read > 0, stamps[read - 1], start_ns).tobytes())
         self.counted.extend(parsed.counted)
         self.has_choices += bytes(parsed.has_choices)
         self.finished += bytes(parsed.finished)
-        self.later += bytes(parsed.later)
+        self.later += parsed.later.tobytes()
         self.answer += parsed.answer
         self.reasoning += parsed.reasoning
 
@@ -154,8 +159,7 @@ def tabulate(recording: Recording, asked: Sequence[Asked], cell: str) -> Tables:
         one = _parse(rec, recording.spool.read(rec))
         parsed.append(one)
         columns.add(at, one, np.where(stamped, kernel, user), rec.start_ns)
-        rec.raw = bytearray()
-        rec.parts = []
+        rec.blocks = []
     recording.spool.close()
     start = np.array([r.start_ns for r in records], np.int64)
     origin = np.array([r.due_ns if r.due_ns >= 0 else r.start_ns for r in records], np.int64)
@@ -163,8 +167,8 @@ def tabulate(recording: Recording, asked: Sequence[Asked], cell: str) -> Tables:
     counts = np.array([-1 if p.completion_tokens is None else p.completion_tokens for p in parsed], np.int64)
     times = timing.measure_times(events, origin, counts)
     return Tables(
-        _requests(records, parsed, times, columns, start, clocks, asked, cell),
-        _events(records, times, columns, events, cell),
+        _requests(records, parsed, times, start, clocks, asked, cell),
+        _events(records, times, events, cell),
         np.concatenate(lags) / 1e6 if lags else np.zeros(0),
         step_ns / 1e6 if stepped else 0.0,
         held,
@@ -190,19 +194,11 @@ def _requests(
     records: list[Recorded],
     parsed: list[response.Parsed],
     times: timing.Times,
-    columns: _Columns,
     start: timing.Ints,
     clocks: list[str],
     asked: Sequence[Asked],
     cell: str,
 ) -> pa.Table:
-    answers: list[list[str]] = [[] for _ in records]
-    thoughts: list[list[str]] = [[] for _ in records]
-    for request, answer, thought in zip(columns.request, columns.answer, columns.reasoning, strict=True):
-        if answer:
-            answers[request].append(answer)
-        if thought:
-            thoughts[request].append(thought)
     due = [r.due_ns if r.due_ns >= 0 else None for r in records]
     end = [int(e) if e >= 0 else r.finished_ns for e, r in zip(times.end_ns, records, strict=True)]
     data = {
@@ -229,33 +225,39 @@ def _requests(
         "cached_tokens": [p.cached_tokens for p in parsed],
         "finish_reason": [p.finish_reason for p in parsed],
         "token_source": times.token_source,
-        "text": ["".join(t) for t in answers],
-        "reasoning_text": ["".join(t) for t in thoughts],
+        "text": ["".join(p.answer) for p in parsed],
+        "reasoning_text": ["".join(p.reasoning) for p in parsed],
         "first_merged": times.first_merged,
         "clock": clocks,
     }
     return pa.table(data, schema=REQUESTS)
 
 
-def _events(
-    records: list[Recorded], times: timing.Times, columns: _Columns, events: timing.Events, cell: str
-) -> pa.Table:
+def _events(records: list[Recorded], times: timing.Times, events: timing.Events, cell: str) -> pa.Table:
     row = times.row
     index = np.array([r.index for r in records], np.int64)
-    rows = row.tolist()
     return pa.table(
         {
-            "cell": pa.repeat(cell, len(row)),
+            "cell": pa.repeat(cell, len(row), memory_pool=_POOL),
             "request": index[events.request[row]],
             "index": times.position,
             "arrival_ns": events.arrival_ns[row],
             "earliest_ns": np.where(events.later, events.earliest_ns, events.arrival_ns)[row],
             "tokens": times.tokens,
-            "text": [columns.reasoning[i] + columns.answer[i] for i in rows],
+            "text": _texts(events, row),
             "merged": events.later[row],
         },
         schema=EVENTS,
     )
+
+
+def _texts(events: timing.Events, rows: timing.Ints) -> pa.Array:
+    """Reasoning and answer of those events."""
+    answers = pa.array(events.answer, pa.string(), memory_pool=_POOL)
+    if any(events.reasoning):
+        reasonings = pa.array(events.reasoning, pa.string(), memory_pool=_POOL)
+        answers = pc.binary_join_element_wise(reasonings, answers, "", memory_pool=_POOL)
+    return pc.take(answers, pa.array(rows), memory_pool=_POOL)
 
 
 def _nullable(values: timing.Floats) -> pa.Array:

@@ -58,14 +58,9 @@ class Events:
     finished: Bools
     later: Bools
 
-    @property
-    def has_text(self) -> Bools:
-        """Whether the event carries text on any channel."""
-        return np.fromiter(
-            (bool(a or r) for a, r in zip(self.answer, self.reasoning, strict=True)),
-            np.bool_,
-            len(self.answer),
-        )
+    def speaks(self, channel: Sequence[str]) -> Bools:
+        """Whether each event carries text on the channel, ``answer`` or ``reasoning``."""
+        return np.fromiter(map(len, channel), np.int64, len(channel)) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +98,8 @@ def measure_times(events: Events, start_ns: Ints, completion_tokens: Ints) -> Ti
         The last ``usage.completion_tokens`` of each response, -1 where it gave none.
     """
     count = len(start_ns)
-    has_text = events.has_text
+    has_answer = events.speaks(events.answer)
+    has_text = has_answer | events.speaks(events.reasoning)
     is_token, tokens, source = _tokens(events, has_text, completion_tokens)
     row = np.flatnonzero(is_token)
     request, arrival, tokens = events.request[row], events.arrival_ns[row], tokens[row]
@@ -121,7 +117,7 @@ def measure_times(events: Events, start_ns: Ints, completion_tokens: Ints) -> Ti
         tpot[has_tokens] = np.where(after_first >= 1, (last_at - first_at) / 1e6 / after_first, np.nan)
 
     text_row = _first_row(has_text, events.request, count)
-    answer_row = _first_row(np.fromiter(map(bool, events.answer), np.bool_, len(events.answer)), events.request, count)
+    answer_row = _first_row(has_answer, events.request, count)
     end_row = _last_row(has_text | events.finished, events.request, count)
     e2e = _since(events.arrival_ns, end_row, start_ns)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -231,16 +227,20 @@ def _spread(n: int, events: int) -> Ints:
 
 
 def _first(request: Ints, count: int) -> Ints:
-    out = np.full(count, -1, np.int64)
-    found, at = np.unique(request, return_index=True)
-    out[found] = at
-    return out
+    """Where each request's rows begin, -1 where it has none; ``request`` ascends."""
+    begin, end = edges(request, count)
+    return np.where(end > begin, begin, -1)
 
 
 def _last(request: Ints, count: int) -> Ints:
-    out = _first(request[::-1], count)
-    last: Ints = np.where(out >= 0, len(request) - 1 - out, -1)
-    return last
+    begin, end = edges(request, count)
+    return np.where(end > begin, end - 1, -1)
+
+
+def edges(request: Ints, count: int) -> tuple[Ints, Ints]:
+    """First row of each of ``count`` requests and the row after its last, in an ascending column."""
+    every = np.arange(count)
+    return np.searchsorted(request, every, "left"), np.searchsorted(request, every, "right")
 
 
 def _first_row(mask: Bools, request: Ints, count: int) -> Ints:
