@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 
 from perfbook import paths
 from perfbook.cli import call
-from perfbook.cluster import carry
 from perfbook.cluster.campaign import needs
-from perfbook.cluster.carry import Piece, State
 from perfbook.errors import BadInput
 from perfbook.params import load_variant, make_variant
+from perfbook.record import carry
+from perfbook.record.carry import Piece, State
 from perfbook.stream import calibrate
 from rehearsal_probe import free_port
 

@@ -7,7 +7,7 @@ that rehearses can enter a report about another.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
@@ -18,12 +18,14 @@ from perfbook import micro
 from perfbook.ceiling import Tensor, checkpoint_tensors
 from perfbook.errors import BadInput
 from perfbook.micro import AllReduce, DeviceBench, GemmShape
+from perfbook.micro.spawn import Elsewhere
 from perfbook.params import Variant
 from perfbook.record import devices, provenance
 from perfbook.record.devices import Gpu
 from perfbook.record.run import Run
 from perfbook.rehearsal import micro as rehearsed
 from perfbook.rehearsal.law import Law, load_law
+from perfbook.server import ranks as server_ranks
 from perfbook.server.handle import ServerHandle
 from perfbook.server.launch import local_model
 from perfbook.server.telemetry import Sampler
@@ -71,6 +73,21 @@ class Hardware(Protocol):
         """As :class:`perfbook.server.telemetry.Sampler`, for the time of a ``with`` block."""
 
 
+def _elsewhere(ranks: int) -> Elsewhere | None:
+    """The other nodes of the server where its ranks do not fit into this one."""
+    mates = server_ranks.mates()
+    if mates is None or ranks <= mates.per_node:
+        return None
+
+    def begin(
+        module: str, jobs: Sequence[Sequence[Mapping[str, Any]]], env: Mapping[str, str], timeout_s: float
+    ) -> Callable[[], Sequence[Any]]:
+        running = mates.run_jobs(module, jobs, env, timeout_s)
+        return lambda: mates.ended(running)
+
+    return Elsewhere(mates.host, mates.per_node, begin)
+
+
 def hardware_of(run: Run) -> Hardware:
     """What the run's numbers come from."""
     return Rehearsed(load_law(run.law_path)) if run.rehearsed else ThisMachine()
@@ -80,9 +97,21 @@ class ThisMachine:
     """The machine that perfbook runs on."""
 
     gpus = staticmethod(devices.gpus)
-    all_reduce = staticmethod(micro.all_reduce)
     measure_device = staticmethod(micro.measure_device)
-    provenance = staticmethod(provenance.collect)
+
+    def all_reduce(
+        self, message_bytes: Sequence[int], ranks: int, *, backend: str, env: Mapping[str, str], timeout_s: float
+    ) -> AllReduce:
+        """Over the nodes that the server's ranks lie on."""
+        return micro.all_reduce(
+            message_bytes, ranks, backend=backend, env=env, timeout_s=timeout_s, elsewhere=_elsewhere(ranks)
+        )
+
+    def provenance(self, variant: Variant) -> dict[str, Any]:
+        """With the other nodes of a server that is larger than one."""
+        found = provenance.collect(variant)
+        mates = server_ranks.mates()
+        return found if mates is None else {**found, "nodes": mates.about()}
 
     def telemetry(self, handle: ServerHandle) -> Telemetry:
         """Clocks, power, throttling and load, sampled once a second."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,14 @@ from perfbook.batch.campaign import INTERRUPTED, Options, finish, prepare
 from perfbook.batch.execute import Outcome
 from perfbook.batch.result import Result
 from perfbook.batch.terminal import Terminal
-from perfbook.cluster import carry
-from perfbook.cluster.carry import State
+from perfbook.cluster.mate import Mate
 from perfbook.cluster.node import PATIENCE_S, Station
 from perfbook.errors import BadInput, ServerFailed
 from perfbook.params import Variant
+from perfbook.record import carry
+from perfbook.record.carry import State
 from perfbook.record.run import Run
+from perfbook.server.ranks import NAMESPACE, node_count, world_size
 
 MEASUREMENT = "measurement"
 _PATIENCE_S = 60.0  # until somebody who waits for a node is told so
@@ -46,6 +49,8 @@ class Placed:
     text: str
     result: Result
     station: Any = None
+    mates: list[Any] = field(default_factory=list)
+    group: Any = None
     pending: Any = None
     run: str = ""
     sent: dict[str, State] = field(default_factory=dict)
@@ -129,15 +134,12 @@ def connect(address: str) -> Any:
 
 
 def needs(variant: Variant, *, rehearsed: bool) -> dict[str, float]:
-    """What a node must offer: every GPU of the server (TP x PP x DP), else a core; and the whole of its measurement.
+    """What each node of the server must offer: its GPUs (TP x PP x DP / nodes), else a core; and all its measurement.
 
     A variant that sets the CPU backend's variables (``VLLM_CPU_…``), an attached one and a rehearsal need no GPU.
     """
-    args = {key.lstrip("-").replace("_", "-"): value for key, value in variant.server.args.items()}
-    sizes = [args.get(f"{kind}-parallel-size", 1) for kind in ("tensor", "pipeline", "data")]
-    gpus = 1
-    for size in sizes:
-        gpus *= size if isinstance(size, int) else 1
+    args = variant.server.args
+    gpus = world_size(args) // node_count(args)
     on_cpu = any(name.startswith("VLLM_CPU_") for name in variant.server.env)
     on_gpus = not rehearsed and variant.server.base_url is None and not on_cpu
     return {("GPU" if on_gpus else "CPU"): float(gpus if on_gpus else 1), MEASUREMENT: 1.0}
@@ -147,11 +149,15 @@ def _require_node(ray: Any, variant: Variant, *, rehearsed: bool) -> None:
     """Ray waits without a word for what no node has: so ask before."""
     wanted = needs(variant, rehearsed=rehearsed)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
+    fit = sum(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes)
+    asked = node_count(variant.server.args)
+    if fit >= asked:
         return
     said = ", ".join(f"{amount:g} {name}" for name, amount in wanted.items())
+    have = "no node of the cluster offers" if asked == 1 else f"{asked} nodes are asked for, and {fit} offer"
+    larger = "; a server larger than a node says over how many it goes: server.args.nnodes" if asked == 1 else ""
     raise BadInput(
-        f"{variant.variant}: no node of the cluster offers {said}; start its nodes with "
+        f"{variant.variant}: {have} {said}; start its nodes with "
         f"""--resources='{{"{MEASUREMENT}": 1}}' and the devices that the variant needs"""
     )
 
@@ -180,7 +186,7 @@ def _follow(ray: Any, placed: Sequence[Placed], options: Options, terminal: Term
                     one.station.interrupt.remote()
                 else:  # still waiting for a node
                     one.result.error = "interrupted"
-                    ray.kill(one.station)
+                    _release(ray, one)
     return interrupted
 
 
@@ -188,16 +194,45 @@ def _begin(ray: Any, one: Placed, options: Options) -> None:
     """Ask for a node; what an earlier node had finished goes with the variant."""
     one.tries += 1
     one.asked_s, one.heard = time.monotonic(), False
-    wanted = needs(one.variant, rehearsed=options.rehearse)
-    cpus, gpus = wanted.pop("CPU", 0), wanted.pop("GPU", 0)
-    one.station = ray.remote(Station).options(num_cpus=cpus, num_gpus=gpus, resources=wanted).remote()
+    nodes, wanted = node_count(one.variant.server.args), needs(one.variant, rehearsed=options.rehearse)
+    one.group = ray.util.placement_group([wanted] * nodes, strategy="STRICT_SPREAD")
+    one.station = _place(ray, one, Station, 0, wanted).remote()
+    names = [f"{one.variant.variant}-{secrets.token_hex(4)}-{rank}" for rank in range(1, nodes)]
+    one.mates = [_place(ray, one, Mate, at, wanted, name).remote(at) for at, name in enumerate(names, 1)]
     earlier = []
     if one.run:
         folder = paths.outputs() / one.variant.variant / one.run
         earlier = [(one.run, piece) for piece in carry.changes(folder, {})]
     one.sent = {}
-    started = one.station.start.remote(one.variant.variant, one.text, _words(options, resume=bool(one.run)), earlier)
+    words, per_node = _words(options, resume=bool(one.run)), world_size(one.variant.server.args) // nodes
+    started = one.station.start.remote(one.variant.variant, one.text, words, earlier, names, per_node)
     one.pending = one.station.news.remote(one.variant.variant, dict(one.sent), started)
+
+
+def _place(ray: Any, one: Placed, kind: type, node: int, wanted: Mapping[str, float], name: str | None = None) -> Any:
+    """An actor that takes the whole of its node's share."""
+    rest = dict(wanted)
+    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(one.group, node)
+    return ray.remote(kind).options(
+        num_cpus=rest.pop("CPU", 0), num_gpus=rest.pop("GPU", 0), resources=rest, scheduling_strategy=strategy,
+        name=name, namespace=NAMESPACE if name else None,
+    )  # fmt: skip
+
+
+def _release(ray: Any, one: Placed) -> None:
+    """Give the nodes back; what was lost is lost."""
+    for actor in (one.station, *one.mates):
+        ray.kill(actor)
+    ray.util.remove_placement_group(one.group)
+
+
+def _lost(ray: Any, one: Placed) -> bool:
+    """Whether another node of the variant's server is gone."""
+    try:
+        ray.get([mate.about.remote() for mate in one.mates], timeout=PATIENCE_S)
+    except ray.exceptions.RayError:
+        return True
+    return False
 
 
 def _words(options: Options, *, resume: bool) -> list[str]:
@@ -217,12 +252,7 @@ def _hear(ray: Any, one: Placed, options: Options, terminal: Terminal) -> None:
     try:
         news = ray.get(one.pending)
     except ray.exceptions.RayError as error:
-        if one.tries >= _TRIES:
-            one.result.error = f"its node was lost {one.tries} times ({type(error).__name__})"
-            terminal.problem(f"{name}: {one.result.error}")
-            return
-        terminal.note(f"{name}: its node was lost; begun again elsewhere, from what is finished here")
-        _begin(ray, one, options)
+        _again(ray, one, options, terminal, type(error).__name__)
         return
     one.heard = True
     carry.write(paths.outputs() / name, news.pieces)
@@ -234,9 +264,24 @@ def _hear(ray: Any, one: Placed, options: Options, terminal: Terminal) -> None:
     one.code = news.code
     if one.code is None:
         one.pending = one.station.news.remote(name, dict(one.sent))
+    elif one.code not in (0, INTERRUPTED) and _lost(ray, one):
+        one.code = None
+        _again(ray, one, options, terminal, "one of several")
     else:
-        ray.get(one.station.leave.remote())
-        ray.kill(one.station)
+        ray.get([actor.leave.remote() for actor in (one.station, *one.mates)])
+        _release(ray, one)
+
+
+def _again(ray: Any, one: Placed, options: Options, terminal: Terminal, why: str) -> None:
+    """Begin a variant anew whose node was lost, some times."""
+    name = one.variant.variant
+    _release(ray, one)
+    if one.tries >= _TRIES:
+        one.result.error = f"its node was lost {one.tries} times ({why})"
+        terminal.problem(f"{name}: {one.result.error}")
+        return
+    terminal.note(f"{name}: its node was lost; begun again elsewhere, from what is finished here")
+    _begin(ray, one, options)
 
 
 def _settle(one: Placed) -> None:

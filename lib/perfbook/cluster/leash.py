@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     if os.fork():
         return 0  # the caller's child ends here; what follows belongs to init
     os.setsid()
-    running = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+    running = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True)
 
     def hold() -> None:
         while os.read(0, 4096):
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
         try:
             running.wait(patience_s)
         except subprocess.TimeoutExpired:
-            running.kill()
+            os.killpg(running.pid, signal.SIGKILL)
 
     threading.Thread(target=hold, daemon=True).start()
     code = running.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -14,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import perfbook
-from perfbook.cluster import carry
-from perfbook.cluster.carry import Piece, State
+from perfbook.record import carry
+from perfbook.record.carry import Piece, State
+from perfbook.server.ranks import MATES
 
 PATIENCE_S = 120.0
 """For a campaign that was interrupted: to stop its server and write its report."""
-_POLL_BYTES = 64 * 2**20
+POLL_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,14 @@ class News:
     pieces: tuple[Piece, ...]
     code: int | None
     more: bool
+
+
+def _named(mates: Sequence[str], per_node: int) -> str:
+    """What the campaign on this node needs to find the others."""
+    import ray
+
+    address, host = ray.get_runtime_context().gcs_address, ray.util.get_node_ip_address()
+    return json.dumps({"address": address, "host": host, "per_node": per_node, "names": list(mates)})
 
 
 class Station:
@@ -49,8 +59,19 @@ class Station:
         """Host and version, to be held against the caller's."""
         return {"host": platform.node(), "perfbook": perfbook.__version__}
 
-    def start(self, variant: str, parameters: str, words: Sequence[str], earlier: Sequence[tuple[str, Piece]]) -> None:
-        """Begin: the parameter file's text, further words of ``perfbook run``, and an earlier run to go on with."""
+    def start(
+        self,
+        variant: str,
+        parameters: str,
+        words: Sequence[str],
+        earlier: Sequence[tuple[str, Piece]],
+        mates: Sequence[str],
+        per_node: int,
+    ) -> None:
+        """Begin: the parameter file's text, further words of ``perfbook run``, an earlier run to go on with.
+
+        ``mates`` are the names of those on the server's other nodes, ``per_node`` the ranks of each.
+        """
         outputs = self._folder / "outputs"
         file = self._folder / f"{variant}.yaml"
         file.write_text(parameters, encoding="utf-8")
@@ -61,6 +82,8 @@ class Station:
             sys.executable, "-m", "perfbook", "run", str(file), *words,
         ]  # fmt: skip
         env = os.environ | {"PERFBOOK_OUTPUTS": str(outputs), "PYTHONUNBUFFERED": "1"}
+        if mates:
+            env[MATES] = _named(mates, per_node)
         self._running = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -75,7 +98,7 @@ class Station:
         pieces: list[Piece] = []
         held = 0
         for piece in carry.changes(self._folder / "outputs" / variant, sent):
-            if held > _POLL_BYTES:
+            if held > POLL_BYTES:
                 return News(tuple(lines), tuple(pieces), None, True)
             pieces.append(piece)
             held += len(piece.data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any
 from perfbook.errors import BadInput
 from perfbook.micro import spawn
 from perfbook.micro.results import AllReduce, Message
+from perfbook.micro.spawn import Elsewhere
 
 #: What makes NCCL say what it read and chose; TUNING has a line per size.
 _SAY = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,TUNING"}
@@ -26,8 +28,9 @@ def all_reduce(
     env: Mapping[str, str] | None = None,
     repeats: int = 7,
     timeout_s: float = 60.0,
+    elsewhere: Elsewhere | None = None,
 ) -> AllReduce:
-    """Check and time all-reduces (bfloat16, sum, in place) of some sizes over ranks of this machine.
+    """Check and time all-reduces (bfloat16, sum, in place) of some sizes over ranks of this machine, or of several.
 
     Every rank starts afresh with `env` on top of this process's environment: a communicator keeps what it read. Sums
     are checked first, on integers that every order of adding gives exactly.
@@ -47,6 +50,9 @@ def all_reduce(
     timeout_s : float
         Deadline for all of it; then the outcome is ``hangs``, and nothing is left running.
 
+    elsewhere : Elsewhere, optional
+        The nodes of the other ranks.
+
     Raises
     ------
     BadInput
@@ -55,15 +61,24 @@ def all_reduce(
     sizes = sorted(set(message_bytes))
     if ranks < 2 or not sizes or any(size < 2 or size % 2 for size in sizes):
         raise BadInput(f"all-reduce: {ranks} ranks with messages of {sizes} bytes is impossible")
-    whole = {**os.environ, **(_SAY if backend == "nccl" else {"GLOO_SOCKET_IFNAME": "lo"}), **(env or {})}
+    alone = {} if elsewhere else {"GLOO_SOCKET_IFNAME": "lo"}
+    own = {**(_SAY if backend == "nccl" else alone), **(env or {})}
+    whole = {**os.environ, **own}
+    here = elsewhere.here if elsewhere else ranks
     with spawn.working_folder() as name:
         folder = Path(name)
         if backend == "nccl":
             whole["NCCL_DEBUG_FILE"] = str(folder / "nccl.%p.log")
-        job = {"sizes": sizes, "ranks": ranks, "backend": backend, "repeats": repeats, "timeout_s": timeout_s}
-        ended = spawn.run_jobs(
-            __name__, [{**job, "rank": rank} for rank in range(ranks)], env=whole, timeout_s=timeout_s, folder=folder
-        )
+        meeting = f"file://{folder / 'meeting'}" if elsewhere is None else f"tcp://{elsewhere.host}:{_port()}"
+        job = {
+            "sizes": sizes, "ranks": ranks, "backend": backend, "repeats": repeats, "timeout_s": timeout_s,
+            "meeting": meeting,
+        }  # fmt: skip
+        jobs = [{**job, "rank": rank, "device": rank % here} for rank in range(ranks)]
+        others = [jobs[at : at + here] for at in range(here, ranks, here)]
+        rest = elsewhere.begin(__name__, others, own, timeout_s) if elsewhere else tuple
+        ended = spawn.run_jobs(__name__, jobs[:here], env=whole, timeout_s=timeout_s, folder=folder)
+        ended = spawn.joined([ended, *rest()])
         logs = sorted(folder.glob("nccl.*.log"))
         log = logs[0].read_text(errors="replace") if logs else ""
     if ended.outcome != "ok":
@@ -90,12 +105,12 @@ def _rank(job: Mapping[str, Any]) -> dict[str, Any]:
     rank, ranks = job["rank"], job["ranks"]
     device = "cuda" if job["backend"] == "nccl" else "cpu"
     if device == "cuda":
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(job["device"])
     else:
         torch.set_num_threads(1)
     dist.init_process_group(
         job["backend"],
-        init_method=f"file://{Path.cwd() / 'meeting'}",
+        init_method=job["meeting"],
         rank=rank,
         world_size=ranks,
         timeout=timedelta(seconds=job["timeout_s"]),
@@ -114,6 +129,12 @@ def _rank(job: Mapping[str, Any]) -> dict[str, Any]:
     dist.barrier()
     dist.destroy_process_group()
     return {"wrong": wrong, "repeats_us": times}
+
+
+def _port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def _check(size: int, rank: int, ranks: int, device: str, rounds: int = 3) -> str:

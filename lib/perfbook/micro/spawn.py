@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,33 @@ class Ended:
     outcome: str
     detail: str = ""
     results: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Other nodes that take part.
+
+    Attributes
+    ----------
+    host : str
+        This node's address, where they meet.
+    here : int
+        Jobs of this node, the first ones; the others have as many each.
+    begin : callable
+        ``begin(module, jobs of each node, env, timeout_s)`` starts them; what it returns waits for them.
+    """
+
+    host: str
+    here: int
+    begin: Callable[
+        [str, Sequence[Sequence[Mapping[str, Any]]], Mapping[str, str], float], Callable[[], Sequence[Ended]]
+    ]
+
+
+def joined(parts: Sequence[Ended]) -> Ended:
+    """Several nodes' ends as one: the first that is not ok, else all results in order."""
+    broken = next((part for part in parts if part.outcome != "ok"), None)
+    return broken or Ended("ok", "", tuple(result for part in parts for result in part.results))
 
 
 def run_jobs(

@@ -39,6 +39,20 @@ def collect(variant: Variant) -> dict[str, Any]:
     """
     return {
         "server_is_here": variant.server.model is not None,
+        **of_node(),
+        "git": _git(),
+        "clock": {
+            "source": _first_line(Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")),
+            "monotonic_resolution_ns": round(time.get_clock_info("monotonic").resolution * 1e9),
+            "synchronised": Path("/run/systemd/timesync/synchronized").exists() or None,
+        },
+        "server_environment": mask(variant.server.env),
+    }
+
+
+def of_node() -> dict[str, Any]:
+    """What this machine is, whatever runs on it."""
+    return {
         "hardware": _hardware(),
         "host": platform.node(),
         "os": _os_name(),
@@ -55,14 +69,7 @@ def collect(variant: Variant) -> dict[str, Any]:
         "nvidia_driver": devices.driver_version(),
         "python": sys.version.split()[0],
         "versions": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
-        "git": _git(),
-        "clock": {
-            "source": _first_line(Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")),
-            "monotonic_resolution_ns": round(time.get_clock_info("monotonic").resolution * 1e9),
-            "synchronised": Path("/run/systemd/timesync/synchronized").exists() or None,
-        },
         "environment": mask({key: value for key, value in sorted(os.environ.items()) if key.startswith(_KEPT)}),
-        "server_environment": mask(variant.server.env),
     }
 
 

@@ -172,6 +172,7 @@ def _provenance(found: Evidence, scrub: Scrub) -> Table:
         ("server's hardware", answer.hardware(found)),
         ("measured from", "the same host" if source.get("server_is_here") else "another host, or not recorded"),
         ("answers", found.summary.get("answers") or "unchecked"),
+        *_nodes(source),
         ("operating system", source.get("os")),
         ("kernel", source.get("kernel")),
         ("NVIDIA driver", source.get("nvidia_driver")),
@@ -183,6 +184,17 @@ def _provenance(found: Evidence, scrub: Scrub) -> Table:
     return Table(
         ["what", "value"], [(what, scrub(str(value))) for what, value in rows if value], "Where the numbers come from"
     )
+
+
+def _nodes(source: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The further nodes of a server that is larger than one, and where they differ from the first."""
+    kept = ("kernel", "nvidia_driver", "versions")
+    said = []
+    for node in source.get("nodes") or []:
+        differs = [f"{key}: {node.get(key)}" for key in kept if node.get(key) != source.get(key)]
+        words = "; ".join([str(node.get("host")), str(node.get("hardware")), *(differs or ["else as the first node"])])
+        said.append((f"node {node.get('node_rank')}", words))
+    return said
 
 
 def _commit(git: Mapping[str, Any]) -> str:

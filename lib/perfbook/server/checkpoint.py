@@ -138,6 +138,8 @@ def _parallel(model: Checkpoint, args: Mapping[str, Any], gpus: Sequence[Gpu]) -
         )  # fmt: skip
     pp = args.get("pipeline-parallel-size", 1)
     wanted = tp * pp if _is_count(pp) else tp
+    nodes = args.get("nnodes", 1)
+    wanted = wanted // nodes if _is_count(nodes) else wanted
     if gpus and wanted > len(gpus):
         yield Problem(
             "error", f"{wanted} GPUs are asked for, {len(gpus)} are visible", "server.args.tensor-parallel-size",

@@ -44,6 +44,12 @@ def entry_point() -> list[str]:
     )
 
 
+def headless_entry_point() -> list[str]:
+    """The same for a node's part that serves nobody; the module of the API server does not know ``--headless``."""
+    entry = entry_point()
+    return entry if entry[-1] == "serve" else [sys.executable, "-P", "-m", "perfbook.server.headless", "--model"]
+
+
 def stand_in(law: Path, launch: int) -> list[str]:
     """How the stand-in of a rehearsal is started; `launch` seeds its launch-to-launch variation."""
     words = ["perfbook.rehearsal.server", "--law", str(law), "--launch", str(launch), "--model"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from perfbook.errors import BadInput, ServerFailed
 from perfbook.params import Variant
 from perfbook.record.run import Run
-from perfbook.server import state, tree
+from perfbook.server import ranks, state, tree
 from perfbook.server.endpoints import Endpoints
 from perfbook.server.handle import ServerHandle, api_key, handle_of
 from perfbook.server.interrupts import Interrupts
@@ -45,10 +45,21 @@ def died(run: Run) -> str | None:
     known = state.read(run.path)
     if known is not None and known.stage == "failed":
         return known.reason
-    if known is None or known.stage != "ready" or known.alive:
+    if known is None or known.stage != "ready":
         return None
+    if known.alive:
+        return _died_elsewhere(run)
     error = first_error_in(run.path / known.log)
     return f"the server died ({error.message if error else 'its log names no error'}; log: {known.log})"
+
+
+def _died_elsewhere(run: Run) -> str | None:
+    """How another node's part of the server ended."""
+    try:
+        mates = ranks.mates() if ranks.node_count(run.variant.server.args) > 1 else None
+        return (mates.look() or None) if mates is not None else None
+    except ServerFailed as error:
+        return str(error)
 
 
 def condemn(run: Run, reason: str) -> None:

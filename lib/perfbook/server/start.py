@@ -22,7 +22,7 @@ from perfbook.errors import BadInput, ServerFailed
 from perfbook.masking import mask
 from perfbook.params import Variant
 from perfbook.record.run import Run, now_utc
-from perfbook.server import ports, preflight, state, tree
+from perfbook.server import ports, preflight, ranks, state, tree
 from perfbook.server.endpoints import Endpoints
 from perfbook.server.handle import ServerHandle, api_key, handle_of
 from perfbook.server.interrupts import Interrupts
@@ -77,6 +77,7 @@ def start(
     left = stop_run(run)
     if not left.clean:
         raise ServerFailed(f"{run.name}: its last server could not be removed: {', '.join(left.left)}")
+    mates = ranks.require(variant, rehearsed=run.rehearsed)
     preflight.require(variant, rehearsed=run.rehearsed, extra_args=extra_args, extra_env=extra_env)
     log = _next_log(run.path)
     entry, model = None, server.model if run.rehearsed else local_model(server.model)
@@ -84,12 +85,16 @@ def start(
         variant = variant.model_copy(update={"server": server.model_copy(update={"host": "127.0.0.1", "port": 0})})
         entry = stand_in(run.law_path, int(log.stem.rpartition("-")[2]))
     port = _port(variant.server.host, variant.server.port)
-    command = build_command(
-        variant, port=port, model=model, traces=run.path / "traces", extra_args=extra_args, entry=entry
-    )
+    args = dict(extra_args or {})
+    if mates is not None:
+        meeting = {"master-addr": mates.host, "master-port": ports.free_port(mates.host)}
+        args = {**meeting, **variant.server.args, **args, "node-rank": 0}
+    command = build_command(variant, port=port, model=model, traces=run.path / "traces", extra_args=args, entry=entry)
     with Interrupts() as interrupts:
-        launch = _Launch(variant, run, port, log, progress or _silent, interrupts)
+        launch = _Launch(variant, run, port, log, progress or _silent, interrupts, mates)
         try:
+            if mates is not None:  # the first node waits for them, and they for it
+                mates.start(variant, log.name, args, extra_env or {})
             launch.spawn(command, extra_env, local=isinstance(model, Path))
             launch.wait()
             interrupts.raise_if_any()
@@ -106,12 +111,20 @@ class _Launch:
     """One launch, from the command to the answer; what is known of it grows on the way."""
 
     def __init__(
-        self, variant: Variant, run: Run, port: int, log: Path, say: Callable[[str], None], interrupts: Interrupts
+        self,
+        variant: Variant,
+        run: Run,
+        port: int,
+        log: Path,
+        say: Callable[[str], None],
+        interrupts: Interrupts,
+        mates: ranks.Mates | None,
     ) -> None:
         self.variant = variant
         self.run = run
         self.say = say
         self.interrupts = interrupts
+        self.mates = mates
         self.log = log
         mark = secrets.token_hex(8)
         self.known = ServerState(
@@ -176,6 +189,8 @@ class _Launch:
             if begun + elapsed >= ask_at:
                 members = tree.tree_of(leader, self.known.tree, self.run.path)
                 self._learn(self.known.seen(members, tree.shared_memory(members)))
+                if self.mates is not None and (lost := self.mates.look()):
+                    raise ServerFailed(f"died while {loading.stage}: {lost}")
                 loading.report(elapsed, members)
                 if _serves(endpoints, self.known, members):
                     break

@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from perfbook.errors import PerfbookError
+from perfbook.errors import PerfbookError, ServerFailed
 from perfbook.record import devices
 from perfbook.record.run import Run
-from perfbook.server import ports, state, tree
+from perfbook.server import ports, ranks, state, tree
 from perfbook.server.endpoints import Endpoints
 from perfbook.server.launch import MARK
 from perfbook.server.leftovers import SHM, abandoned, remove
@@ -124,7 +124,8 @@ def stop_known(
         _stop_profile(known.base_url, run)
     killed, late = _end_tree(leader, members, run.path, grace_s, hurry)
     known = known.seen([], late)
-    return _finish(run, known, StopReport(run.name, was_running=bool(members), killed=killed), begun)
+    elsewhere = _stop_elsewhere(run)
+    return _finish(run, known, StopReport(run.name, bool(members), killed, left=elsewhere), begun)
 
 
 def _end_tree(
@@ -177,7 +178,7 @@ def stop_everything(runs: Iterable[Run]) -> list[StopReport]:
 def _finish(run: Run, known: ServerState, report: StopReport, begun: float) -> StopReport:
     """Remove what the dead tree left, look whether anything remains, and write that down."""
     alive = [one for one in known.tree if one.alive]
-    left = [f"pid {one.pid} ({one.title})" for one in alive]
+    left = [*report.left, *(f"pid {one.pid} ({one.title})" for one in alive)]
     pids = {one.pid for one in known.tree}
     left += [f"GPU {card.index} memory of pid {pid}" for card in devices.gpus() for pid in card.holders if pid in pids]
     foreign = [f"port {known.port}: {one}" for one in ports.listeners(known.port) if one.pid not in pids]
@@ -203,6 +204,19 @@ def _note(run: Run, known: ServerState) -> None:
     """Write down what is known; stopping goes on where that fails."""
     with suppress(OSError):
         state.write(run.path, known)
+
+
+def _stop_elsewhere(run: Run) -> tuple[str, ...]:
+    """End the other nodes' parts of the server, whose logs come home; what is left of them."""
+    try:
+        mates = ranks.mates()
+        if mates is None:
+            return ()
+        left = tuple(mates.stop())
+        mates.gather(run.path)
+    except (PerfbookError, OSError) as error:  # a lost node has nothing left to stop
+        return () if isinstance(error, ServerFailed) else (str(error),)
+    return left
 
 
 def _grace(run: Run) -> float:

@@ -11,6 +11,7 @@ from perfbook import trace
 from perfbook.desk import Desk, Verdict
 from perfbook.errors import BadInput, ServerFailed
 from perfbook.figures.cells import statistic
+from perfbook.server import ranks
 from perfbook.study import owner
 from perfbook.trace import TraceReport
 from perfbook.trace.compare import Inflation
@@ -104,6 +105,8 @@ def take(desk: Desk, concurrency: int) -> tuple[Path, ...]:
         raise
     server.endpoints.stop_profile(STOP_TIMEOUT_S)
     owner.collect_traces(desk)
+    if (mates := ranks.mates()) is not None:
+        mates.gather(desk.run.path)
     return tuple(sorted(set(folder.rglob(TRACES)) - before))
 
 
