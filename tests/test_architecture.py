@@ -10,8 +10,8 @@ import perfbook
 
 ORDER = [
     "errors", "units", "http", "masking", "yamlfile", "paths", "params", "progress", "stats", "record", "stream",
-    "server", "trace", "micro", "ceiling", "rehearsal", "hardware", "figures", "report", "desk", "study", "batch",
-    "reference", "cluster", "cli", "__main__",
+    "nodes", "server", "trace", "micro", "ceiling", "rehearsal", "hardware", "figures", "report", "desk", "study",
+    "batch", "reference", "cluster", "cli", "__main__",
 ]  # fmt: skip
 ROOT = Path(perfbook.__file__).parent
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")

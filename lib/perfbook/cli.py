@@ -139,10 +139,9 @@ def load(
         kind=endpoint,
     )
     if on is not None:
-        from perfbook.cluster.load import workers_on
+        from perfbook.nodes.load import hands_on
 
-        with workers_on(on, workers) as spread:
-            report = run_load(request, progress=_say, spread=spread)
+        report = run_load(request, progress=_say, spread=hands_on(on, workers))
     else:
         report = run_load(request, progress=_say)
     _deliver(report.to_json(), report.render_text(), json_file)

@@ -21,6 +21,7 @@ from perfbook import paths
 from perfbook.errors import BadInput, OutOfOrder, ServerFailed
 from perfbook.figures import Figure
 from perfbook.hardware import Hardware, hardware_of
+from perfbook.nodes.load import hands_on
 from perfbook.params import Variant, load_variant, make_variant
 from perfbook.progress import Progress
 from perfbook.record import findings, summary, tables
@@ -35,9 +36,11 @@ from perfbook.server.process import ServerHandle
 from perfbook.server.telemetry import energy_per_token_j
 from perfbook.stream.cell import Cell, with_reasons
 from perfbook.stream.client import Endpoint
+from perfbook.stream.load import Spread
 from perfbook.stream.load import measure as measure_cell
 from perfbook.stream.promptfile import read_prompts
 from perfbook.stream.tokenizers import LocalTokenizer, ServerTokenizer, Tokenizer
+from perfbook.stream.workers import run_all
 from perfbook.stream.workload import Prompt, RequestShape, exact_prompts
 
 
@@ -165,6 +168,14 @@ class Desk:
         except ServerFailed:
             return None
 
+    @cached_property
+    def _spread(self) -> Spread:
+        """How the clients of a cell are run: here, or over a cluster that stays connected while the kernel lives."""
+        workload = self.variant.workload
+        if workload.workers_on is None or workload.workers == 1:
+            return run_all
+        return hands_on(workload.workers_on, workload.workers)
+
     def measure(
         self,
         prompts: Sequence[Prompt],
@@ -202,6 +213,8 @@ class Desk:
                     progress=progress,
                     watch=watch,
                     cell=f"{self.notebook}/{key}",
+                    processes=self.variant.workload.workers,
+                    spread=self._spread,
                 )
             reason = cell.details["ended"] or (watch.autopsy() if cell.summary["failed"] else None)
             if reason is not None:

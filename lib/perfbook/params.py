@@ -138,6 +138,12 @@ class Workload(Section):
     temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.0, description="0 is greedy")
     seed: int = Field(1, description="of the generated prompts")
     extra_body: dict[str, JsonValue] = Field({}, description="further fields of every request body")
+    workers: Count = Field(1, description="clients that share the streams of a cell, one core each")
+    workers_on: str | None = Field(
+        None,
+        pattern=r"^ray(:(//)?[^/\s]+:\d+)?$",
+        description="a Ray cluster (ray, ray://HOST:PORT) over whose nodes they go; else they are processes here",
+    )
 
 
 class Targets(Section):

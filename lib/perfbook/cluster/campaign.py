@@ -7,8 +7,6 @@ on elsewhere from what was brought home; when this process dies, Ray ends the ac
 
 from __future__ import annotations
 
-import os
-import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -23,14 +21,14 @@ from perfbook.batch.result import Result
 from perfbook.batch.terminal import Terminal
 from perfbook.cluster.mate import Mate
 from perfbook.cluster.node import PATIENCE_S, Station
-from perfbook.errors import BadInput, ServerFailed
+from perfbook.errors import BadInput
+from perfbook.nodes.connect import MEASUREMENT, connect
 from perfbook.params import Variant
 from perfbook.record import carry
 from perfbook.record.carry import State
 from perfbook.record.run import Run
 from perfbook.server.ranks import NAMESPACE, node_count, world_size
 
-MEASUREMENT = "measurement"
 _PATIENCE_S = 60.0  # until somebody who waits for a node is told so
 _TRIES = 3  # nodes on which a variant is begun before it is given up
 
@@ -82,6 +80,8 @@ def run_on(address: str, files: Sequence[Path], options: Options, terminal: Term
         raise BadInput(
             "--resume is for runs of this machine; on a cluster, a variant that lost its node resumes itself"
         )
+    if options.keep_server:
+        raise BadInput("--keep-server is for runs of this machine; on a cluster, the node goes to the next variant")
     ray = connect(address)
     placed = [
         Placed(one, file.read_text(encoding="utf-8"), Result(one.variant))
@@ -99,38 +99,6 @@ def run_on(address: str, files: Sequence[Path], options: Options, terminal: Term
     if interrupted:
         return INTERRUPTED
     return 0 if all(one.code == 0 and one.result.complete for one in placed) else 1
-
-
-def connect(address: str) -> Any:
-    """Ray, connected.
-
-    Raises
-    ------
-    BadInput
-        It is not installed, or the address is none.
-    ServerFailed
-        Nothing answers there.
-    """
-    if not re.fullmatch(r"ray(:(//)?[^/\s]+:\d+)?", address):
-        raise BadInput(f"--on {address}: write ray, ray://HOST:PORT (a client port) or ray:HOST:PORT")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError:
-        raise BadInput("--on ray: Ray is not installed here; pip install 'perfbook[ray]'") from None
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-    try:
-        if address != "ray":
-            ray.init(address if address.startswith("ray://") else address.removeprefix("ray:"), **quiet)
-        else:
-            try:
-                ray.init("auto", **quiet)
-            except ConnectionError:
-                ray.init(resources={MEASUREMENT: 1}, include_dashboard=False, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise ServerFailed(f"--on {address}: no Ray cluster answers there ({said})") from None
-    return ray
 
 
 def needs(variant: Variant, *, rehearsed: bool) -> dict[str, float]:
@@ -158,7 +126,7 @@ def _require_node(ray: Any, variant: Variant, *, rehearsed: bool) -> None:
     larger = "; a server larger than a node says over how many it goes: server.args.nnodes" if asked == 1 else ""
     raise BadInput(
         f"{variant.variant}: {have} {said}; start its nodes with "
-        f"""--resources='{{"{MEASUREMENT}": 1}}' and the devices that the variant needs"""
+        f"""--resources='{{"{MEASUREMENT}": 1}}' and the devices that the variant needs{larger}"""
     )
 
 

@@ -108,7 +108,7 @@ class Mate:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _over(self) -> bool:
-        """Whether the leash said, among the last lines, how its command ended; what that had started may write after."""
+        """Whether the leash said, among the last lines, how its command ended; others may write after it."""
         try:
             with self._log.open("rb") as log:
                 log.seek(max(0, self._log.stat().st_size - _LAST_BYTES))

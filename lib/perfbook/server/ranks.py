@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from perfbook.errors import BadInput, MeasurementFailed, ServerFailed
+from perfbook.nodes.connect import connect
 from perfbook.params import Variant
 from perfbook.record import carry
 from perfbook.record.carry import State
@@ -165,13 +166,10 @@ def require(variant: Variant, *, rehearsed: bool) -> Mates | None:
 
 @cache
 def _connect(named: str) -> Mates:
-    import ray
-
     said = json.loads(named)
     try:
-        if not ray.is_initialized():
-            ray.init(said["address"], namespace=NAMESPACE, log_to_driver=False, logging_level="error")
+        ray = connect(f"ray:{said['address']}")
         actors = [ray.get_actor(name, namespace=NAMESPACE) for name in said["names"]]
         return Mates(ray, said["host"], said["per_node"], actors)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ServerFailed, ValueError) as error:
         raise MeasurementFailed(f"the other nodes of the server cannot be reached ({error})") from None

@@ -25,7 +25,7 @@ from perfbook.stream.cell import Cell, summarise, with_reasons
 from perfbook.stream.client import Deadlines, Endpoint, Progress, Schedule
 from perfbook.stream.reconcile import Metrics, reconcile, settled
 from perfbook.stream.tables import REQUESTS, Asked
-from perfbook.stream.workers import Job, Measured
+from perfbook.stream.workers import Job, Measured, Part
 from perfbook.stream.workload import Prompt, RequestShape
 
 __all__ = ["Cell", "Deadlines", "Endpoint", "measure"]
@@ -161,7 +161,10 @@ def measure(
     evidence = validity.gather(summary, measured.requests, measured.costs, before, after, host.seen, cores)
     summary["validity"] = validity.judge(evidence).as_dict()
     details = _details(measured, evidence, notes) | {"ended": ended[0] if ended else None}
+    details["workers"] = [_worker(part) for part in measured.parts]
     made = Cell(name, summary, measured.requests, measured.events, warm, details, rows)
+    for number, worker in enumerate(details["workers"], 1):
+        made = with_reasons(made, worker["verdict"], [f"worker {number}: {why}" for why in worker["reasons"]])
     return with_reasons(made, "invalid", ended) if ended else made
 
 
@@ -227,6 +230,24 @@ class _Precision:
             return False
         half_width = 1.96 * statistics.stdev(self.seen) / n**0.5
         return bool(half_width <= self.wanted * statistics.fmean(self.seen))
+
+
+def _worker(part: Part) -> dict[str, Any]:
+    """One machine's share, judged by itself."""
+    own = part.measured
+    summary = summarise(own.requests, own.events, part.streams, own.costs)
+    evidence = validity.gather(summary, own.requests, own.costs, None, None, part.load, part.cores)
+    return {
+        "host": part.host,
+        "streams": part.streams,
+        "requests": summary["requests"],
+        "ok": summary["ok"],
+        "output_tokens": summary["output_tokens"],
+        "clock_error_ms": part.clock_error_ms,
+        "lag_p99_ms": evidence.lag_p99_ms,
+        "foreign_cores": evidence.foreign_cores,
+        **validity.judge(evidence).as_dict(),
+    }
 
 
 def _details(measured: Measured, evidence: validity.Evidence, notes: list[str]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from perfbook.errors import MeasurementFailed
 from perfbook.stream import client, tables
 from perfbook.stream.cell import Costs
 from perfbook.stream.client import Deadlines, Endpoint, Progress, Schedule
+from perfbook.stream.hostload import HostLoad
 from perfbook.stream.tables import Asked
 
 
@@ -40,11 +41,26 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The tables of a job and what it cost."""
+    """The tables of a job and what it cost; ``parts`` where it was spread over other machines."""
 
     requests: pa.Table
     events: pa.Table
     costs: Costs
+    parts: tuple[Part, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One machine's share of a job: its streams, what it measured, who else used its cores, and how well its clock is
+    known on ours.
+    """
+
+    host: str
+    streams: int
+    measured: Measured
+    load: HostLoad
+    cores: int
+    clock_error_ms: float
 
 
 def run(job: Job, schedule: Schedule, progress: Progress | None = None) -> Measured:

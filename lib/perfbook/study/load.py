@@ -24,7 +24,7 @@ from perfbook.stream.tokenizers import ServerTokenizer
 from perfbook.stream.workers import run_all
 from perfbook.stream.workload import RequestShape, exact_prompts
 from perfbook.study import noise
-from perfbook.units import number, percent
+from perfbook.units import count, number, percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class LoadReport:
         """Schema 1; plain numbers, null where there is none."""
         return {
             "schema": 1,
-            "cells": [cell.summary for cell in self.cells],
+            "cells": [cell.summary | _shared(cell) for cell in self.cells],
             "null_run": self.noise.as_dict() if self.noise else None,
             "notes": self.notes,
         }
@@ -84,6 +84,7 @@ class LoadReport:
             lines += [f"{cell.name}: {_how(cell.summary)}"] if cell.measured else []
             lines += [f"{cell.name}: {reason}" for reason in cell.summary["validity"]["reasons"]]
             lines += [f"{cell.name}: note: {note}" for note in cell.details["notes"]]
+            lines += [_of_worker(cell.name, worker) for worker in cell.details["workers"]]
             lines += _reconciled(cell)
         if self.noise is not None:
             lines.append(noise.sentence(self.noise))
@@ -96,7 +97,7 @@ def run_load(
 ) -> LoadReport:
     """Measure every concurrency in turn; a server that hangs ends it there, and what was measured is reported.
 
-    ``spread`` runs the workers; what it notes (``notes``, a list) stands in the report.
+    ``spread`` runs the workers.
 
     Raises
     ------
@@ -115,10 +116,10 @@ def run_load(
         notes.append("the server has no /tokenize: prompt lengths are approximate, one token per word")
     shape = RequestShape(request.max_tokens, min_tokens=request.max_tokens, ignore_eos=True)
     seeds = random.Random(request.seed)
-    count = request.requests + request.warmup
+    needed = request.requests + request.warmup
     cells: list[Cell] = []
     for concurrency in request.concurrency:
-        prompts = exact_prompts(tokenizer, request.prompt_tokens, count, seeds.randrange(2**31))
+        prompts = exact_prompts(tokenizer, request.prompt_tokens, needed, seeds.randrange(2**31))
         try:
             cell = measure(
                 endpoint,
@@ -145,7 +146,6 @@ def run_load(
         if cell.details["ended"]:
             notes.append(f"ended at {concurrency} streams: {cell.details['ended']}")
             break
-    notes += getattr(spread, "notes", [])
     report = LoadReport(cells, notes, _own_error(cells, notes, progress))
     if request.out is not None:
         _write(request, report, endpoint)
@@ -195,6 +195,16 @@ def _how(cell: dict[str, Any]) -> str:
     merged = percent(cell["merged_share"] * 100)
     cost = number(cell["client_cpu_us_per_token"])
     return f"{cell['window']} window, {clocks[cell['clock']]}, {merged} of them merged, client {cost} µs per token"
+
+
+def _shared(cell: Cell) -> dict[str, Any]:
+    """The workers of a cell that several machines shared."""
+    return {"workers": cell.details["workers"]} if cell.details["workers"] else {}
+
+
+def _of_worker(cell: str, worker: dict[str, Any]) -> str:
+    share = f"{worker['ok']} of {count(worker['requests'], 'request')} over {count(worker['streams'], 'stream')}"
+    return f"{cell}: worker on {worker['host']}: {share}, clock known to ±{number(worker['clock_error_ms'])} ms"
 
 
 def _reconciled(cell: Cell) -> list[str]:
