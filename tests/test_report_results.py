@@ -57,6 +57,8 @@ def test_the_index_lists_every_run_newest_first_with_its_numbers(outputs: Path) 
     assert "kimi-k2.5-int4" in rows[0]
     assert "rehearsal" in rows[0]
     assert "unfinished" in rows[0]
+    assert "No end is recorded: the run was interrupted or still goes on" in rows[0]
+    assert "No end is recorded" not in rows[1]
     assert "href=" not in rows[0]
     assert f'href="minimax-m2.5-fp8/{first.path.name}/report.html"' in rows[1]
     assert '<td class="num" data-value="81.9">81.9</td>' in rows[1]

@@ -21,6 +21,7 @@ class Line:
     href: str
     started: str
     state: str
+    because: str
     tone: str
     rehearsed: bool
     model: str
@@ -50,7 +51,7 @@ def _line(run: Run) -> Line:
         sweep.get("knee_concurrency"),
         ceiling.get("ratio"),
     )
-    word, _ = answer.state(found)
+    word, sentence = answer.state(found)
     here = next((name for name in ("report.html", "results.md") if (run.path / name).is_file()), "")
     return Line(
         variant=found.variant,
@@ -58,6 +59,7 @@ def _line(run: Run) -> Line:
         href=quote(f"{found.variant}/{run.path.name}/{here}") if here else "",
         started=answer.when(found.header.get("started")),
         state=word,
+        because="" if word == "complete" else sentence,
         tone={"complete": "good", "incomplete": "problem"}.get(word, "warning"),
         rehearsed=found.rehearsed,
         model=answer.model(found),
