@@ -15,7 +15,7 @@ from typing import Any
 
 from perfbook.errors import BadInput
 from perfbook.stream import clock
-from perfbook.stream.endpoint import Endpoint
+from perfbook.stream.endpoint import Deadlines, Endpoint
 from perfbook.stream.record import Recorded
 from perfbook.stream.response import HttpFraming
 
@@ -64,6 +64,21 @@ class Connection:
         self.eager = True
         self.unfed = 0
         self.out = memoryview(request)
+
+    def overdue(self, now: int, limit: Deadlines) -> Failure | None:
+        """Which deadline the request that is out has missed."""
+        rec = self.rec
+        assert rec is not None
+        if self.state in (CONNECTING, HANDSHAKE):
+            if now - self.began_ns > limit.connect_s * 1e9:
+                return "connect_timeout", f"no connection within {limit.connect_s:g} s"
+        elif now - rec.start_ns > limit.total_s * 1e9:
+            return "total_timeout", f"not finished within {limit.total_s:g} s"
+        elif not rec.user_ns and now - rec.start_ns > limit.first_byte_s * 1e9:
+            return "first_byte_timeout", f"no byte within {limit.first_byte_s:g} s"
+        elif rec.user_ns and now - rec.user_ns[-1] > limit.stall_s * 1e9:
+            return "stall", f"no byte for {limit.stall_s:g} s after {rec.size + self.unfed} bytes"
+        return None
 
 
 class Pool:
@@ -164,6 +179,16 @@ class Pool:
         connection.state = READING
         connection.hot = connection.kernel
         return None
+
+    def busy(self) -> list[Connection]:
+        """Those that carry a request now."""
+        return [one for one in self.by_fd.values() if one.rec is not None]
+
+    def silent_s(self, now: int, last_end_ns: int) -> float:
+        """Since when all streams wait in vain; 0 while none waits."""
+        waiting = [(one.began_ns, one.rec) for one in self.busy() if one.rec is not None]
+        heard = [rec.user_ns[-1] if rec.user_ns else max(began, rec.start_ns) for began, rec in waiting]
+        return (now - max(last_end_ns, *heard)) / 1e9 if heard else 0.0
 
     def close(self, connection: Connection) -> None:
         """Close it; its object can be opened again."""

@@ -135,7 +135,9 @@ class HotLoop:
                 self._housekeeping(now)
             if self.progress is not None and now >= next_word:
                 next_word = now + 1_000_000_000
-                reason = self.progress(self.finished, (now - self.out.begin_ns) / 1e9, self._silent_s(now))
+                reason = self.progress(
+                    self.finished, (now - self.out.begin_ns) / 1e9, self.pool.silent_s(now, self.last_end_ns)
+                )
                 if reason is not None:
                     self._give_up(reason)
 
@@ -275,38 +277,20 @@ class HotLoop:
 
     def _housekeeping(self, now: int) -> None:
         """Deadlines, and bytes to the file when they are too many."""
-        limit = self.deadlines
-        for connection in [c for c in self.pool.by_fd.values() if c.rec is not None]:
-            rec = connection.rec
-            assert rec is not None
-            if connection.state in (CONNECTING, HANDSHAKE):
-                if now - connection.began_ns > limit.connect_s * 1e9:
-                    self._fail(connection, "connect_timeout", f"no connection within {limit.connect_s:g} s")
-            elif now - rec.start_ns > limit.total_s * 1e9:
-                self._fail(connection, "total_timeout", f"not finished within {limit.total_s:g} s")
-            elif not rec.user_ns and now - rec.start_ns > limit.first_byte_s * 1e9:
-                self._fail(connection, "first_byte_timeout", f"no byte within {limit.first_byte_s:g} s")
-            elif rec.user_ns and now - rec.user_ns[-1] > limit.stall_s * 1e9:
-                size = rec.size + connection.unfed
-                self._fail(connection, "stall", f"no byte for {limit.stall_s:g} s after {size} bytes")
+        for connection in self.pool.busy():
+            self._unless(connection, connection.overdue(now, self.deadlines))
         self._keep_small()
-
-    def _silent_s(self, now: int) -> float:
-        """Since when all streams wait in vain; 0 while none waits."""
-        waiting = [(c.began_ns, c.rec) for c in self.pool.by_fd.values() if c.rec is not None]
-        heard = [rec.user_ns[-1] if rec.user_ns else max(began, rec.start_ns) for began, rec in waiting]
-        return (now - max(self.last_end_ns, *heard)) / 1e9 if heard else 0.0
 
     def _give_up(self, reason: str) -> None:
         """Start nothing more, and fail what is out."""
         self.stopped = True
-        for connection in [c for c in self.pool.by_fd.values() if c.rec is not None]:
+        for connection in self.pool.busy():
             self._fail(connection, "given_up", reason)
 
     def _keep_small(self) -> None:
         """Move response bytes to the file, longest first, once there are too many in memory."""
         spool = self.out.spool
-        live = {c.rec.index: c for c in self.pool.by_fd.values() if c.rec is not None}
+        live = {c.rec.index: c for c in self.pool.busy() if c.rec is not None}
         held = self.held_bytes + sum(c.unfed + _held(c.rec) for c in live.values() if c.rec is not None)
         if held <= spool.limit_bytes:
             return
