@@ -143,8 +143,11 @@ def _leash(*command: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
-def test_a_command_whose_holder_goes_is_interrupted_and_may_clean_up() -> None:
+@pytest.mark.parametrize("disposition", [signal.SIG_DFL, signal.SIG_IGN], ids=["foreground", "background job"])
+def test_a_command_whose_holder_goes_is_interrupted_and_may_clean_up(disposition: signal.Handlers) -> None:
+    before = signal.signal(signal.SIGINT, disposition)
     leash = _leash(sys.executable, "-c", PATIENT)
+    signal.signal(signal.SIGINT, before)
     assert leash.stdin is not None
     assert leash.stdout is not None
     assert leash.stdout.readline() == b"up\n"

@@ -21,6 +21,7 @@ def main(arguments: list[str]) -> int:
     if os.fork():
         return 0  # the caller's child ends here; what follows belongs to init
     os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it, and so would all that it starts
     running = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True)
 
     def hold() -> None:

@@ -141,6 +141,7 @@ def _linear(device: str) -> tuple[Callable[[Any], Callable[[Any], Any]], str]:
     """How a weight becomes a product, as vLLM multiplies unquantised weights there; and the kernel's name."""
     import torch
 
+    kernel = "torch's product, bfloat16"
     if device == "cpu" and _load_vllm_operators():
         operators = torch.ops._C
 
@@ -154,8 +155,13 @@ def _linear(device: str) -> tuple[Callable[[Any], Callable[[Any], Any]], str]:
 
             return multiply
 
-        return packed, "vLLM's oneDNN product, bfloat16"
-    return (lambda weight: lambda x: torch.nn.functional.linear(x, weight)), "torch's product, bfloat16"
+        try:
+            packed(torch.zeros(64, 64, dtype=torch.bfloat16))
+        except RuntimeError:  # without AVX-512; vLLM's dispatch_cpu_unquantized_gemm takes torch's product then
+            kernel += ", as vLLM where oneDNN has none"
+        else:
+            return packed, "vLLM's oneDNN product, bfloat16"
+    return (lambda weight: lambda x: torch.nn.functional.linear(x, weight)), kernel
 
 
 def _load_vllm_operators() -> bool:
