@@ -154,12 +154,13 @@ def test_two_real_ranks_sum_right() -> None:
     assert got.latency_us(4096) is None
 
 
-def test_this_machine(tmp_path: Path) -> None:
-    bench = measure_device([GemmShape("o", 64, 64, 30)], [1], repeats=3, timeout_s=120)
+@pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2), ("float32", 4)])
+def test_this_machine(dtype: str, size: int) -> None:
+    bench = measure_device([GemmShape("o", 64, 64, 30)], [1], dtype=dtype, repeats=3, timeout_s=120)
     assert [one.kind for one in bench.bandwidth] == ["read", "copy", "triad"]
     assert all(one.best_gb_s >= (one.gb_s.value or 0) > 0 for one in bench.bandwidth)
     assert [(one.name, one.m) for one in bench.gemms] == [("o", 1), ("o", 512)]
-    assert "bfloat16" in bench.gemms[0].kernel
+    assert {(one.element_bytes, dtype in one.kernel) for one in bench.gemms} == {(size, True)}
 
 
 def test_a_device_that_does_not_answer_in_time() -> None:

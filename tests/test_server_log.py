@@ -43,6 +43,15 @@ def test_eager_log():
     assert [finding.rule for finding in facts.findings] == ["eager", "tcmalloc_missing"]
 
 
+def test_a_cpu_without_products_for_its_type():
+    """AVX2, bfloat16: the server says it once, between two others' warnings, and is six times slower."""
+    facts = parse_log(RECORDED["avx2"])
+    assert "onednn_products" in [finding.rule for finding in facts.findings]
+    (line,) = next(finding.evidence for finding in facts.findings if finding.rule == "onednn_products")
+    assert line.text.startswith("Failed to create oneDNN linear, fallback to torch linear. ")
+    assert line.text in RECORDED["avx2"].split("\n")[line.line - 1]
+
+
 def test_compiled_cpu_log_is_compiled_although_it_says_inductor_was_disabled():
     facts = parse_log(RECORDED["compiled"])
     assert "Inductor compilation was disabled by user settings" in RECORDED["compiled"]

@@ -245,9 +245,11 @@ def model(config: dict[str, Any], *, size: int = 10**9, quantisation: dict[str, 
     return Checkpoint(Path("/nowhere"), config, config, quantisation or {}, size)
 
 
-def found(checkpoint: Checkpoint, gpus: list[Gpu], available: int = 64 * 2**30, **args: Any) -> list[tuple[str, str]]:
+def found(
+    checkpoint: Checkpoint, gpus: list[Gpu], available: int = 64 * 2**30, flags: str = "avx2 avx512f", **args: Any
+) -> list[tuple[str, str]]:
     dashed = {key.replace("_", "-"): value for key, value in args.items()}
-    return [(one.level, one.what) for one in check_checkpoint(checkpoint, dashed, gpus, available)]
+    return [(one.level, one.what) for one in check_checkpoint(checkpoint, dashed, gpus, available, flags.split())]
 
 
 def test_parallelism_and_context():
@@ -280,6 +282,19 @@ def test_size_against_memory():
     assert found(model({}, size=547 * 10**9), [CARD] * 4, tensor_parallel_size=4) == [
         ("error", "127.4 GiB of weights per GPU do not fit")
     ]
+
+
+def test_products_that_the_cpu_lacks():
+    """Seen with vLLM 0.32 on a CPU with AVX2: "Failed to create oneDNN linear, fallback to torch linear"."""
+    slow = [("warning", "this CPU multiplies bfloat16 slowly")]
+    assert found(model(LLAMA), [], flags="sse2 avx2") == slow
+    assert found(model({**LLAMA, "torch_dtype": "float32"}), [], flags="sse2 avx2") == slow  # vLLM halves it
+    assert found(model(LLAMA), [], flags="sse2 avx2", dtype="half") == [
+        ("warning", "this CPU multiplies float16 slowly")
+    ]
+    assert found(model(LLAMA), [], flags="sse2 avx2", dtype="float32") == []
+    assert found(model(LLAMA), [CARD], flags="sse2 avx2") == []
+    assert found(model(LLAMA), [], flags="asimd bf16") == []
 
 
 def test_reading_a_folder(tmp_path: Path):

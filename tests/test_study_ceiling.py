@@ -104,6 +104,20 @@ def desk_of(variant: Variant) -> Desk:
     return Desk("07_ceiling", variant, run)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "weights", "kv_per_token", "message"),
+    [(None, 1e8, 256, 128), ("bfloat16", 1e8, 256, 128), ("half", 1e8, 256, 128), ("float32", 2e8, 512, 256)],
+)
+def test_bytes_follow_the_type_that_is_served(
+    variant: Variant, dtype: str | None, weights: float, kv_per_token: int, message: int
+) -> None:
+    """The checkpoint is bfloat16; keys and values: 2 · 2 layers · 2 heads · 16 of them; hidden size 64."""
+    server = variant.server.model_copy(update={"args": {} if dtype is None else {"dtype": dtype}})
+    served = bench.served_model(variant.model_copy(update={"server": server}))
+    assert (served.shape.dense_bytes, served.shape.kv_bytes_per_token) == (weights, kv_per_token)
+    assert served.message_bytes(1) == message
+
+
 def test_a_study_from_records(variant: Variant) -> None:
     """100 MB of weights at 10 GB/s are 10 ms; 168 tokens of context are 2·2·2·16·2 bytes each, 4.3 µs."""
     desk = desk_of(variant)

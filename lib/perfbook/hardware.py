@@ -59,7 +59,13 @@ class Hardware(Protocol):
         """As :func:`perfbook.micro.all_reduce`."""
 
     def measure_device(
-        self, gemms: Sequence[GemmShape], tokens: Sequence[int], *, weight_bytes: float | None, env: Mapping[str, str]
+        self,
+        gemms: Sequence[GemmShape],
+        tokens: Sequence[int],
+        *,
+        weight_bytes: float | None,
+        dtype: str,
+        env: Mapping[str, str],
     ) -> DeviceBench:
         """As :func:`perfbook.micro.measure_device`."""
 
@@ -144,7 +150,13 @@ class Rehearsed:
         return rehearsed.all_reduce(self.law, message_bytes, env, seed=next(self._seeds))
 
     def measure_device(
-        self, gemms: Sequence[GemmShape], tokens: Sequence[int], *, weight_bytes: float | None, env: Mapping[str, str]
+        self,
+        gemms: Sequence[GemmShape],
+        tokens: Sequence[int],
+        *,
+        weight_bytes: float | None,
+        dtype: str,
+        env: Mapping[str, str],
     ) -> DeviceBench:
         """The law's rates."""
         return rehearsed.measure_device(self.law, gemms, tokens, seed=next(self._seeds))

@@ -200,7 +200,7 @@ class Sweep(Section):
     precision_pct: Positive | None = Field(
         None, description="repeat a cell no more once its mean throughput is known to this, either way (95 %)"
     )
-    time_budget_s: Positive | None = Field(None, description="stop repeating when this is spent")
+    time_budget_s: Positive | None = Field(None, description="no cell begins once this is spent")
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:

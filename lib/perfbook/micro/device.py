@@ -29,6 +29,7 @@ def measure_device(
     tokens: Sequence[int],
     *,
     weight_bytes: float | None = None,
+    dtype: str = "bfloat16",
     repeats: int = 7,
     env: Mapping[str, str] | None = None,
     timeout_s: float = 120.0,
@@ -43,6 +44,8 @@ def measure_device(
         Tokens in a step (one per stream).
     weight_bytes : float, optional
         What a decode step reads: the arrays are as large (128 MiB to 2 GiB), so that a cache helps as much as there.
+    dtype : str
+        What weights and activations are served in: ``bfloat16``, ``float16`` or ``float32``.
     repeats : int
         At most; fewer where one takes long.
     env : mapping, optional
@@ -58,6 +61,7 @@ def measure_device(
     job = {
         "gemms": [asdict(shape) for shape in gemms],
         "tokens": list(tokens),
+        "dtype": dtype,
         "buffer_bytes": int(min(max(weight_bytes or 0, _LEAST_BYTES), _MOST_BYTES)),
         "repeats": repeats,
     }
@@ -89,23 +93,23 @@ def _measure(job: Mapping[str, Any]) -> DeviceBench:
         room = torch.cuda.mem_get_info(0)[0] // 8
     else:
         name, room = f"CPU, {torch.get_num_threads()} threads", job["buffer_bytes"]
-    size = min(job["buffer_bytes"], room)
-    bandwidth = tuple(_bandwidth(device, size, job["repeats"]))
-    multiply, kernel = _linear(device)
+    bandwidth = tuple(_bandwidth(device, min(job["buffer_bytes"], room), job["repeats"]))
+    dtype: torch.dtype = getattr(torch, job["dtype"])
+    multiply, kernel = _linear(device, dtype)
     layers = [shape for shape in job["gemms"] if shape["per_step"] > 1]
     largest = max(layers, key=lambda shape: shape["n"] * shape["k"], default=None)
     gemms = []
     for shape in job["gemms"]:
         for tokens in [*job["tokens"], *([_RATE_TOKENS] if shape is largest else [])]:
-            copies = 1 if tokens >= _RATE_TOKENS else max(1, min(64, _COLD_BYTES // (2 * shape["n"] * shape["k"])))
-            weights = [
-                multiply(torch.randn(shape["n"], shape["k"], dtype=torch.bfloat16, device=device))
-                for _ in range(copies)
-            ]
-            x = torch.randn(tokens, shape["k"], dtype=torch.bfloat16, device=device)
+            size = dtype.itemsize * shape["n"] * shape["k"]
+            copies = 1 if tokens >= _RATE_TOKENS else max(1, min(64, _COLD_BYTES // size))
+            weights = [multiply(torch.randn(shape["n"], shape["k"], dtype=dtype, device=device)) for _ in range(copies)]
+            x = torch.randn(tokens, shape["k"], dtype=dtype, device=device)
             found = _repeats_us(partial(_all, weights, x), device, job["repeats"])
             times = tuple(us / copies for us in found)
-            gemms.append(Gemm(shape["name"], tokens, shape["n"], shape["k"], shape["per_step"], kernel, times))
+            gemms.append(
+                Gemm(shape["name"], tokens, shape["n"], shape["k"], shape["per_step"], kernel, times, dtype.itemsize)
+            )
     return DeviceBench(name, bandwidth, tuple(gemms))
 
 
@@ -137,11 +141,12 @@ def _repeats_us(work: Callable[[], object], device: str, repeats: int) -> list[f
     return repeats_us(work, device=device, repeats=repeats)
 
 
-def _linear(device: str) -> tuple[Callable[[Any], Callable[[Any], Any]], str]:
+def _linear(device: str, dtype: Any) -> tuple[Callable[[Any], Callable[[Any], Any]], str]:
     """How a weight becomes a product, as vLLM multiplies unquantised weights there; and the kernel's name."""
     import torch
 
-    kernel = "torch's product, bfloat16"
+    name = str(dtype).removeprefix("torch.")
+    kernel = f"torch's product, {name}"
     if device == "cpu" and _load_vllm_operators():
         operators = torch.ops._C
 
@@ -156,11 +161,11 @@ def _linear(device: str) -> tuple[Callable[[Any], Callable[[Any], Any]], str]:
             return multiply
 
         try:
-            packed(torch.zeros(64, 64, dtype=torch.bfloat16))
+            packed(torch.zeros(64, 64, dtype=dtype))
         except RuntimeError:  # without AVX-512; vLLM's dispatch_cpu_unquantized_gemm takes torch's product then
             kernel += ", as vLLM where oneDNN has none"
         else:
-            return packed, "vLLM's oneDNN product, bfloat16"
+            return packed, f"vLLM's oneDNN product, {name}"
     return (lambda weight: lambda x: torch.nn.functional.linear(x, weight)), kernel
 
 

@@ -53,6 +53,8 @@ class Gemm(Result):
         Whose implementation was measured.
     repeats_us : tuple of float
         Time of one product in µs, per repeat.
+    element_bytes : int
+        Bytes of a weight.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Gemm(Result):
     per_step: int
     kernel: str
     repeats_us: tuple[float, ...]
+    element_bytes: int = 2
 
     @property
     def us(self) -> Estimate:

@@ -1,10 +1,11 @@
-"""NVIDIA devices of this machine through NVML; without a driver there are none, which is an answer too."""
+"""NVIDIA devices of this machine through NVML (without a driver none, which is an answer too), and what its CPU can."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -61,6 +62,16 @@ def driver_version() -> str | None:
     """Version of the NVIDIA driver; None without one."""
     with session() as nvml:
         return None if nvml is None else _text(nvml.nvmlSystemGetDriverVersion())
+
+
+def cpu_flags() -> frozenset[str]:
+    """What the CPU can do, by the kernel's names (``avx512f``); empty where the kernel does not say."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("flags", "Features"):
+                return frozenset(value.split())
+    return frozenset()
 
 
 def _text(value: str | bytes) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from perfbook.record.devices import Gpu
 from perfbook.server.problems import Problem
 
 _FP8_CAPABILITY = (8, 9)
+_DTYPES = {"half": "float16", "float16": "float16", "float": "float32", "float32": "float32"}
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,9 @@ def check_checkpoint(
     args: Mapping[str, Any],
     gpus: Sequence[Gpu],
     available_bytes: int,
+    cpu_flags: Collection[str],
 ) -> Iterator[Problem]:
-    """Parallelism, context, cache format and size.
+    """Parallelism, context, cache format, size, and whether a CPU multiplies what it is given.
 
     Parameters
     ----------
@@ -96,12 +98,16 @@ def check_checkpoint(
         The devices that the server would use; empty for the CPU.
     available_bytes : int
         Host memory that is free; counts without GPUs.
+    cpu_flags : collection of str
+        What the CPU can do, as :func:`perfbook.record.devices.cpu_flags` says; counts without GPUs.
     """
     yield from _missing_shards(model)
     yield from _parallel(model, args, gpus)
     yield from _context(model, args)
     yield from _cache_format(model, args, gpus)
     yield from _size(model, args, gpus, available_bytes)
+    if not gpus:
+        yield from _products(model, args, cpu_flags)
 
 
 def _missing_shards(model: Checkpoint) -> Iterator[Problem]:
@@ -200,6 +206,28 @@ def _size(model: Checkpoint, args: Mapping[str, Any], gpus: Sequence[Gpu], avail
             "error", f"{gib / ranks:.1f} GiB of weights per GPU do not fit", "server.args.tensor-parallel-size",
             f"the engine may use {room / 2**30:.1f} GiB of each", "use more GPUs or a smaller checkpoint",
         )  # fmt: skip
+
+
+def _products(model: Checkpoint, args: Mapping[str, Any], cpu_flags: Collection[str]) -> Iterator[Problem]:
+    """oneDNN has products of 16 bits from AVX-512 on; vLLM then takes torch's, and only its log says so."""
+    dtype = served_dtype(args, model.config)
+    if "avx2" in cpu_flags and "avx512f" not in cpu_flags and dtype != "float32":
+        yield Problem(
+            "warning", f"this CPU multiplies {dtype} slowly", "server.args.dtype",
+            "it has no AVX-512, and oneDNN no product of 16 bits without; six times slower was seen at 16 streams",
+            "set it to float32",
+        )  # fmt: skip
+
+
+def served_dtype(args: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """``bfloat16``, ``float16`` or ``float32``, as vLLM chooses: what is asked for, else the checkpoint's own, except
+    that float32 becomes bfloat16.
+    """
+    asked = args.get("dtype", "auto")
+    if asked != "auto":
+        return _DTYPES.get(str(asked), "bfloat16")
+    stored = _DTYPES.get(str(config.get("dtype", config.get("torch_dtype"))))
+    return "float16" if stored == "float16" else "bfloat16"
 
 
 def _has_fp8(gpu: Gpu) -> bool:

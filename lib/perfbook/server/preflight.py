@@ -16,6 +16,7 @@ import psutil
 
 from perfbook.errors import BadInput, PerfbookError
 from perfbook.params import Server, Variant
+from perfbook.record.devices import cpu_flags
 from perfbook.server.checkpoint import check_checkpoint, read_checkpoint
 from perfbook.server.endpoints import Endpoints
 from perfbook.server.engine import check_engine, downloaded
@@ -109,7 +110,7 @@ def _owned(variant: Variant, args: dict[str, Any], environment: dict[str, str]) 
         files = (
             [read]
             if isinstance(read, Problem)
-            else list(check_checkpoint(read, dashed, gpus, psutil.virtual_memory().available))
+            else list(check_checkpoint(read, dashed, gpus, psutil.virtual_memory().available, cpu_flags()))
         )
         model_errors = sum(one.level == "error" for one in files)
         yield from files

@@ -17,11 +17,11 @@ from perfbook.hardware import Hardware, ThisMachine
 from perfbook.params import Variant
 from perfbook.report.table import Column, Note, Table
 from perfbook.server import process
+from perfbook.server.checkpoint import served_dtype
 from perfbook.server.launch import own_environment
 from perfbook.units import byte_size, count
 
 BUSY_CORES = 0.3  # others' load from which on a CPU's bandwidth is not its own
-DTYPE_BYTES = 2  # bfloat16 and float16, in which activations are summed over the ranks
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,9 @@ class Served:
         ``config.json``; empty where it is not on this disk.
     ranks : int
         Tensor-parallel ranks.
+    dtype : str
+        ``bfloat16``, ``float16`` or ``float32``: of activations, of weights that are not quantised, and of what the
+        ranks sum.
     unknown : str
         Why the shape is not known; empty where it is.
     """
@@ -43,7 +46,12 @@ class Served:
     shape: ModelShape
     config: Mapping[str, Any]
     ranks: int
+    dtype: str
     unknown: str = ""
+
+    def message_bytes(self, streams: int) -> int | None:
+        """Bytes that one all-reduce of a decode step sums at so many streams; None where the model is not known."""
+        return self.shape.message_bytes(streams, _float_bytes(self.dtype))
 
 
 def served_model(variant: Variant, hardware: Hardware | None = None) -> Served:
@@ -52,14 +60,15 @@ def served_model(variant: Variant, hardware: Hardware | None = None) -> Served:
     asked = args.get("tensor-parallel-size", args.get("tp", 1))
     ranks = asked if isinstance(asked, int) and not isinstance(asked, bool) else 1
     config: dict[str, Any] = {}
-    shape, unknown = ModelShape(expert_bytes=None, expert_params=None), ""
+    dtype, shape, unknown = "bfloat16", ModelShape(expert_bytes=None, expert_params=None), ""
     try:
         config, tensors = (hardware or ThisMachine()).checkpoint(variant)
+        dtype = served_dtype(args, config)
         shape = model_shape(
             config,
             tensors,
-            float_bytes=4 if args.get("dtype") in ("float32", "float") else 2,
-            kv_dtype_bytes=1 if str(args.get("kv-cache-dtype", "")).startswith("fp8") else 2,
+            float_bytes=_float_bytes(dtype),
+            kv_dtype_bytes=1 if str(args.get("kv-cache-dtype", "")).startswith("fp8") else _float_bytes(dtype),
         )
     except (PerfbookError, OSError, ValueError) as error:
         unknown = " ".join(str(error).split())
@@ -68,7 +77,11 @@ def served_model(variant: Variant, hardware: Hardware | None = None) -> Served:
         shape = replace(shape, dense_bytes=1e9 * given.weight_gb, expert_bytes=shape.expert_bytes or 0.0)
     if given.kv_bytes_per_token is not None:
         shape = replace(shape, kv_bytes_per_token=given.kv_bytes_per_token, kv_heads=shape.kv_heads or 1)
-    return Served(shape, config, ranks, unknown)
+    return Served(shape, config, ranks, dtype, unknown)
+
+
+def _float_bytes(dtype: str) -> int:
+    return 4 if dtype == "float32" else 2
 
 
 def refusal(desk: Desk, *, freed: bool = False) -> str:
@@ -106,6 +119,7 @@ def measure(desk: Desk, served: Served, *, freed: bool = False) -> micro.DeviceB
                 micro.gemm_shapes(served.config, served.ranks),
                 tokens,
                 weight_bytes=served.shape.dense_bytes and served.shape.dense_bytes / served.ranks,
+                dtype=served.dtype,
                 env=own_process_environment(desk.variant),
             )
     except MeasurementFailed as error:
@@ -163,7 +177,7 @@ def gemm_table(bench: micro.DeviceBench | str | None) -> Table | Note:
             one.m,
             f"{one.k} × {one.n}",
             str(one.us),
-            DTYPE_BYTES * one.n * one.k / min(one.repeats_us) / 1e3,
+            one.element_bytes * one.n * one.k / min(one.repeats_us) / 1e3,
             one.best_flop_s / 1e12,
             one.per_step,
         )

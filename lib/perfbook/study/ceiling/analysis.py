@@ -134,7 +134,7 @@ def compute(desk: Desk, measured: micro.DeviceBench | str) -> Study:
 
 def _all_reduce_us(desk: Desk, served: Served, streams: int) -> float | None:
     """The baseline's latency at the step's message size, as 05 measured it with the server's own library."""
-    size = served.shape.message_bytes(streams, bench.DTYPE_BYTES)
+    size = served.message_bytes(streams)
     for record in reversed(desk.run.records("micro_all_reduce")):
         if record["setting"] == "baseline" and record["backend"] == "nccl":
             for message in record["messages"]:

@@ -21,9 +21,9 @@ SERVER_FAILED, BUDGET_SPENT, PRECISE = "the server failed", "the time budget was
 def measure(desk: Desk, progress: Callable[[str], None]) -> None:
     """Measure every cell, block after block; one record per cell, and one that says what was skipped and why.
 
-    Every cell gets prompts of its own, distinct from their first cache block on. The first block is always measured;
-    repeats end with the time budget, or for a cell whose throughput is known precisely enough. When the server dies the
-    sweep ends there, and what was measured stays.
+    Every cell gets prompts of its own, distinct from their first cache block on. No cell begins once the time budget is
+    spent; a repeat is left out where the throughput is known precisely enough. When the server dies the sweep ends
+    there, and what was measured stays.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def measure(desk: Desk, progress: Callable[[str], None]) -> None:
             why = ""
             if ended:
                 why = SERVER_FAILED
-            elif repeat > 0 and plan.time_budget_s is not None and spent > plan.time_budget_s:
+            elif plan.time_budget_s is not None and spent > plan.time_budget_s:
                 why = BUDGET_SPENT
             elif plan.precision_pct is not None and precise(rates.get(concurrency, ()), plan.precision_pct):
                 why = PRECISE

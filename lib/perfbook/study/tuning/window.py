@@ -134,4 +134,4 @@ def is_screened(setting: Setting) -> bool:
 
 def message_size(served: Served, streams: int) -> int:
     """Bytes that one all-reduce of a decode step sums at so many streams; 0 where the model is not known."""
-    return served.shape.message_bytes(streams, bench.DTYPE_BYTES) or 0
+    return served.message_bytes(streams) or 0
