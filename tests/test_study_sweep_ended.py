@@ -1,7 +1,10 @@
 """04: a server that dies ends the sweep, and the sweep says what it died of."""
 
+import itertools
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -41,7 +44,7 @@ class Dying(Desk):
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dying:
     monkeypatch.setenv("PERFBOOK_OUTPUTS", str(tmp_path / "outputs"))
     monkeypatch.setenv("PERFBOOK_LOCK", str(tmp_path / "lock"))
-    sweep = {"concurrency": [1, 8], "repeats": 1}
+    sweep = {"concurrency": [1, 8], "repeats": 1, "time_budget_s": 60}
     variant = make_variant({"variant": "small", "server": {"model": str(tmp_path)}, "sweep": sweep}, "test")
     return Dying("04_sweep", variant, Run.start(variant))
 
@@ -63,3 +66,18 @@ def test_with_a_cell_the_sweep_ends_there_and_keeps_it(desk: Dying) -> None:
     assert said["ended"] == DEAD
     assert [cell["concurrency"] for cell in said["cells"]] == [8]
     assert len(desk.run.records("sweep_cell")) == 1
+
+
+def test_no_cell_begins_once_the_budget_is_spent_not_even_in_the_first_block(
+    desk: Dying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.lives_for = 2
+    clock = itertools.count(0, 50)  # each look at it is 50 s later: at the start, before the first cell, …
+    room = sys.modules["perfbook.study.sweep.measure"]  # its package names the function of the same name
+    monkeypatch.setattr(room, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    measure(desk, lambda text: None)
+    said = desk.run.record("sweep_skipped")
+    assert said is not None
+    assert said["ended"] is None
+    assert [record["key"] for record in desk.run.records("sweep_cell")] == ["1/0"]
+    assert said["cells"] == [{"concurrency": 8, "repeat": 0, "why": "the time budget was spent"}]

@@ -18,6 +18,7 @@ import argparse
 import gc
 import json
 import select
+import signal
 import socket
 import struct
 import sys
@@ -290,6 +291,7 @@ class Server:
 
 def main(arguments: list[str] | None = None) -> None:
     """Start the server and print ``{"port": …}``."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once; a traceback would say nothing
     parser = argparse.ArgumentParser(prog="perfbook.rehearsal.replay", description=__doc__.split("\n")[0])
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--tick-ms", type=float, default=10.0)

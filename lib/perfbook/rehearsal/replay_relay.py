@@ -162,6 +162,7 @@ def _receive(sock: socket.socket) -> bytes:
 
 def main(arguments: list[str] | None = None) -> None:
     """Start the relay and print ``{"port": …}``."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once; a traceback would say nothing
     parser = argparse.ArgumentParser(prog="perfbook.rehearsal.replay_relay")
     parser.add_argument("--to", type=int, required=True)
     parser.add_argument("--log", required=True)

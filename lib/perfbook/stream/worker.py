@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import pickle
 import select
+import signal
 import sys
 from typing import Any
 
 
 def main() -> None:
     """Serve one job."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers itself
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a stray print must not break the protocol
 
