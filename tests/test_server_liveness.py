@@ -87,6 +87,35 @@ def test_an_engine_that_stalls_in_a_measured_cell() -> None:
     assert [one["title"] for one in findings.current(run)] == ["The server had failed and was started again"]
 
 
+def test_an_engine_that_stalls_under_a_question() -> None:
+    """02 does not wait ten minutes for each answer that cannot come."""
+    variant, run = rehearsed({"kind": "stall", "after_tokens": 30})
+    desk = Desk("02_verify", variant, run)
+    shape = desk.shape(20, exact=False)
+    assert desk.ask("count", shape).token_count == 20
+    with pytest.raises(ServerFailed, match=HUNG):
+        desk.ask("count", shape)
+    assert process.find(run) is None
+
+
+def test_an_engine_that_dies_under_a_question() -> None:
+    variant, run = rehearsed({"kind": "die", "after_tokens": 5})
+    desk = Desk("02_verify", variant, run)
+    with pytest.raises(
+        ServerFailed, match=r"^the server is dead: its process \d+ ended: torch\.AcceleratorError: CUDA"
+    ):
+        desk.ask("count", desk.shape(20, exact=False))
+    assert process.find(run) is None
+
+
+def test_a_question_refused_is_an_answer_with_its_error() -> None:
+    variant, run = rehearsed()
+    desk = Desk("02_verify", variant, run)
+    answer = desk.ask("count", desk.shape(5000, exact=False))  # beyond max_model_len
+    assert answer.error == "http_400"
+    assert process.find(run) is not None
+
+
 def test_a_sweep_ends_with_the_reason_and_keeps_what_it_has() -> None:
     variant, run = rehearsed({"kind": "stall", "after_tokens": 120})
     desk = Desk("04_sweep", variant, run)

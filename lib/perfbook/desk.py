@@ -8,7 +8,8 @@ come from differs.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -31,9 +32,10 @@ from perfbook.rehearsal.law import law_of
 from perfbook.report import results
 from perfbook.server import process
 from perfbook.server.launch import local_model
-from perfbook.server.liveness import Watch
+from perfbook.server.liveness import Watch, watched
 from perfbook.server.process import ServerHandle
 from perfbook.server.telemetry import energy_per_token_j
+from perfbook.stream.ask import Answer, ask
 from perfbook.stream.cell import Cell, with_reasons
 from perfbook.stream.client import Endpoint
 from perfbook.stream.load import Spread
@@ -176,6 +178,22 @@ class Desk:
             return run_all
         return hands_on(workload.workers_on, workload.workers)
 
+    def ask(self, question: str, shape: RequestShape, *, stream: bool = False) -> Answer:
+        """Ask this run's server one question; a request that failed is an answer with its error.
+
+        Raises
+        ------
+        ServerFailed
+            The engine hung or died meanwhile; no notebook uses that launch again.
+        """
+        endpoint = self.endpoint()
+        with self._watching() as watch:
+            answer = watched(watch, lambda: ask(endpoint, question, shape, stream=stream))
+            reason = None if answer.ok else watch.autopsy()
+            if reason is not None:
+                raise ServerFailed(reason)
+        return answer
+
     def measure(
         self,
         prompts: Sequence[Prompt],
@@ -199,8 +217,7 @@ class Desk:
             notebook uses that launch again.
         """
         server = self.server()
-        watch = Watch(server.endpoints, server)
-        try:
+        with self._watching() as watch:
             with self.hardware.telemetry(server) as telemetry:
                 cell = measure_cell(
                     self.endpoint(),
@@ -220,15 +237,23 @@ class Desk:
             if reason is not None:
                 self.record_cell("failed_cell", cell, {"reason": reason}, key=key)
                 raise ServerFailed(reason)
-        except ServerFailed as error:
-            if watch.failed:
-                process.condemn(self.run, str(error))
-            raise
         tokens = sum(pc.sum(rows["output_tokens"]).as_py() or 0 for rows in (cell.warmup, cell.requests))
         per_token_j = energy_per_token_j(telemetry.summary, tokens)
         cell.details["telemetry"] = {**telemetry.summary, "energy_per_token_j": per_token_j}
         doubts = telemetry.summary["suspect"]
         return with_reasons(cell, "suspect", doubts) if doubts else cell
+
+    @contextmanager
+    def _watching(self) -> Iterator[Watch]:
+        """A watch over this run's server. Once it has found it hung or dead, no notebook uses that launch again."""
+        server = self.server()
+        watch = Watch(server.endpoints, server)
+        try:
+            yield watch
+        except ServerFailed as error:
+            if watch.failed:
+                process.condemn(self.run, str(error))
+            raise
 
     def record(self, kind: str, values: Mapping[str, Any], *, key: str = "") -> str:
         """Append a record (marked when the server's answers were found wrong or are unchecked); returns its id."""

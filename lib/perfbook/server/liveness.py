@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from perfbook.errors import ServerFailed
 from perfbook.server.endpoints import Endpoints, Unreachable
 from perfbook.server.handle import ServerHandle
 from perfbook.server.log import first_error_in
+
+T = TypeVar("T")
 
 _COUNTED = ("iteration_tokens_total_count", "generation_tokens_total", "prompt_tokens_total")
 _PROGRESS = (*_COUNTED, "kv_cache_usage_perc", "num_requests_running", "num_requests_waiting", "num_preemptions_total")
@@ -87,7 +91,7 @@ class Watch:
         self.handle = handle
         self.patience_s = PATIENCE_S if patience_s is None else patience_s
         self.status: Status | None = None
-        self._quiet_s, self._every_s = quiet_s, every_s
+        self.quiet_s, self._every_s = quiet_s, every_s
         self._missed = 0
         self._seen: tuple[float, ...] | None = None
         self._moved_at = time.monotonic()
@@ -96,7 +100,7 @@ class Watch:
 
     def __call__(self, silent_s: float) -> str | None:
         """Why the cell should end, from the last look; returns at once and looks aside, while there is silence."""
-        if silent_s >= self._quiet_s and not self.failed:
+        if silent_s >= self.quiet_s and not self.failed:
             busy = self._looking is not None and self._looking.is_alive()
             if not busy and time.monotonic() - self._looked_at >= self._every_s:
                 self._looked_at = time.monotonic()
@@ -170,3 +174,30 @@ class Watch:
             return "no log"
         error = first_error_in(path)
         return error.message if error else f"its log names no error ({path})"
+
+
+def watched(watch: Watch, work: Callable[[], T]) -> T:
+    """What ``work`` returns, which sends one request to the server and waits for the whole answer.
+
+    Raises
+    ------
+    ServerFailed
+        The server hung or died meanwhile. ``work`` is left behind: its answer will never come.
+    Exception
+        Whatever ``work`` raises.
+    """
+    result: Future[T] = Future()
+
+    def aside() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:  # the caller's to handle
+            result.set_exception(error)
+
+    began = time.monotonic()
+    threading.Thread(target=aside, name="perfbook-request", daemon=True).start()
+    while not wait([result], timeout=min(1.0, watch.quiet_s)).done:
+        reason = watch(time.monotonic() - began)
+        if reason is not None:
+            raise ServerFailed(reason)
+    return result.result()

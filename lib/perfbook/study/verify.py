@@ -14,7 +14,7 @@ from perfbook.desk import Desk, Verdict
 from perfbook.params import Question
 from perfbook.report.table import Table
 from perfbook.server.endpoints import Endpoints
-from perfbook.stream.ask import Answer, ask
+from perfbook.stream.ask import Answer
 
 Status = Literal["right", "wrong", "cut off", "failed"]
 THINK_CLOSE = "</think>"
@@ -73,11 +73,10 @@ def first_difference(one: str, other: str) -> int | None:
 
 def questions(desk: Desk) -> list[Checked]:
     """Ask every known-answer question once, unstreamed and greedy; one record each."""
-    endpoint = desk.endpoint()
     shape = desk.shape(desk.variant.verify.max_tokens, exact=False)
     checked = []
     for number, question in enumerate(desk.variant.verify.questions):
-        answer = ask(endpoint, question.ask, shape, stream=False)
+        answer = desk.ask(question.ask, shape)
         result = judge(question, answer)
         checked.append(result)
         desk.record(
@@ -127,7 +126,7 @@ def consistency(desk: Desk) -> Consistency:
     verify, prompt = desk.variant.verify, desk.variant.workload.prompt
 
     def answer(tokens: int, *, stream: bool) -> Answer:
-        return ask(endpoint, prompt, desk.shape(tokens, exact=False), stream=stream)
+        return desk.ask(prompt, desk.shape(tokens, exact=False), stream=stream)
 
     plain, again = answer(verify.greedy_tokens, stream=False), answer(verify.greedy_tokens, stream=False)
     streamed, short = answer(verify.greedy_tokens, stream=True), answer(TRUNCATION_TOKENS, stream=False)
