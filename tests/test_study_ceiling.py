@@ -15,6 +15,7 @@ from perfbook.params import Ceiling, Variant, make_variant
 from perfbook.record import findings
 from perfbook.record.run import Run
 from perfbook.study import bench, ceiling
+from perfbook.study.ceiling.crosscheck import Reading, check
 
 BENCH = DeviceBench(
     "CPU, 2 threads",
@@ -194,3 +195,53 @@ def test_all_reduces_stated_traced_or_assumed(variant: Variant) -> None:
         assert bench.all_reduce_count(desk, served) == (calls, "traced at 1 stream")
     stated = make_variant({**variant.sections(), "ceiling": {"all_reduces": 122}}, "test")
     assert bench.all_reduce_count(Desk("07_ceiling", stated, desk.run), served) == (122, "stated in the parameters")
+
+
+def test_bytes_against_another_size_of_model() -> None:
+    """500 MB more in 50 ms more are 10 GB/s; a larger model that takes no longer contradicts at any bandwidth."""
+    small, large = Reading("half/1", 5e8, 40.0), Reading("whole/1", 1e9, 90.0)
+
+    def checked(bandwidth: float, here: Reading = large, there: Reading = small) -> tuple[float | None, str]:
+        found = check(here, bandwidth, [there])
+        assert found is not None
+        return found.implied_bytes_s, found.sentence.split(":")[0]
+
+    assert checked(10.5e9) == (pytest.approx(10e9), "Confirmed")
+    assert checked(10.5e9, small, large) == (pytest.approx(10e9), "Confirmed")
+    assert checked(20e9) == (pytest.approx(10e9), "Not contradicted")
+    assert checked(9e9) == (pytest.approx(10e9), "Contradicted")
+    assert checked(9e9, there=Reading("half/1", 5e8, 90.0)) == (None, "Contradicted")
+    assert check(large, 9e9, [Reading("same/1", 0.9e9, 10.0)]) is None  # too near to say anything
+    assert check(large, None, [small]) is None
+    assert check(None, 9e9, [small]) is None
+
+
+def test_the_crosscheck_finds_the_other_run_of_this_machine(variant: Variant, tmp_path: Path) -> None:
+    """100 MB in 25 ms here; another run on this host had 50 MB in 20 ms: 10 GB/s, as the memory gives."""
+    desk = desk_of(variant)
+    desk.run.write_header({"provenance": {"host": "here", "hardware": "2 cores"}})
+    study = ceiling.compute(desk, BENCH)
+    assert "no other run on this machine" in str(ceiling.crosscheck(desk, study))
+    for number, (host, weights, tpot_ms) in enumerate([("here", 50_000_000, 20.0), ("there", 10_000_000, 1.0)]):
+        folder = write_checkpoint(tmp_path / f"model{number}", weights)
+        other = desk_of(make_variant({"variant": f"other{number}", "server": {"model": str(folder)}}, "test"))
+        other.run.write_header({"provenance": {"host": host, "hardware": "2 cores"}})
+        other.run.append("03_single_stream", "single_stream_cell", cell("03", 1, 256, tpot_ms), key="256/0")
+        ceiling.conclude(other, ceiling.compute(other, BENCH))
+    assert "Confirmed: 100 MB in 25.0 ms here, 50 MB in 20.0 ms in other0/" in str(ceiling.crosscheck(desk, study))
+    record = desk.run.record("bytes_check")
+    assert record is not None
+    assert record["implied_bytes_s"] == pytest.approx(10e9, rel=1e-3)
+    assert not record["contradicted"]
+
+
+def test_a_contradiction_is_a_finding(variant: Variant, tmp_path: Path) -> None:
+    desk = desk_of(variant)
+    desk.run.write_header({"provenance": {"host": "here", "hardware": "2 cores"}})
+    folder = write_checkpoint(tmp_path / "larger", 900_000_000)
+    other = desk_of(make_variant({"variant": "larger", "server": {"model": str(folder)}}, "test"))
+    other.run.write_header({"provenance": {"host": "here", "hardware": "2 cores"}})
+    ceiling.conclude(other, ceiling.compute(other, BENCH))  # nine times the bytes, and no longer
+    assert "Contradicted" in str(ceiling.crosscheck(desk, ceiling.compute(desk, BENCH)))
+    [finding] = findings.current(desk.run)
+    assert finding["title"].startswith("The bytes that a step reads are contradicted by larger/")

@@ -5,6 +5,7 @@ times from 03 and 04. What is missing leaves the floor unknown, or lower than it
 """
 
 from perfbook.study.ceiling.analysis import Operating, Study, compute, machine_of, measure, operating_points
+from perfbook.study.ceiling.crosscheck import crosscheck
 from perfbook.study.ceiling.verdict import conclude
 from perfbook.study.ceiling.view import (
     figure,
@@ -20,6 +21,7 @@ __all__ = [
     "Study",
     "compute",
     "conclude",
+    "crosscheck",
     "figure",
     "floor_table",
     "inputs_table",
